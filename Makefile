@@ -1,0 +1,51 @@
+# make demo    train a small model from the drive; sets up .venv first
+# make test    run the tests
+# make check   lint, format, types, layers
+# make venv    only set up .venv, with everything that the other targets need
+# make format  put the sources into the form that `make check` asks for
+# make clean   remove .venv and what was built
+#
+# ARGS is handed on: make demo ARGS=--json, make test ARGS="-k digest -x".
+
+VENV ?= .venv
+PYTHON ?=
+ARGS ?=
+BIN := $(VENV)/bin
+# What decides about the content of .venv.
+RECIPE := setup.cfg pyproject.toml constraints.txt tools/setup_venv.sh
+
+.PHONY: demo test check format venv clean
+
+demo: $(VENV)/.core
+	$(BIN)/tensorspill demo $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+venv: $(VENV)/.dev
+
+# A stamp is younger than the recipe once its part of the environment is complete.
+$(VENV)/.core: $(RECIPE)
+	VENV=$(VENV) PYTHON=$(PYTHON) tools/setup_venv.sh
+	touch $@
+
+$(VENV)/.test: $(RECIPE)
+	VENV=$(VENV) PYTHON=$(PYTHON) tools/setup_venv.sh test
+	touch $@ $(VENV)/.core
+
+$(VENV)/.dev: $(RECIPE)
+	VENV=$(VENV) PYTHON=$(PYTHON) tools/setup_venv.sh test dev
+	touch $@ $(VENV)/.test $(VENV)/.core
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .mypy_cache .pytest_cache .ruff_cache
