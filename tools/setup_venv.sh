@@ -59,7 +59,7 @@ make_venv() {
 }
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
-install() { pip install --quiet --constraint constraints.txt "$@"; }
+install() { pip install -qq --constraint constraints.txt "$@"; }
 
 has_gpu() { [ -e /dev/nvidiactl ]; }
 has_torch() {
@@ -93,9 +93,9 @@ install_torch() {
         return
     fi
     fail "could not install the CPU build of torch $torch; the CUDA build (several GB) was not tried." \
-        "Either install torch $torch by hand into $venv (with $venv/bin/pip; PyTorch's web page" \
-        "'Get Started' prints the command for Linux, Pip, CPU) and run make again," \
-        "or let pip find a folder that holds the CPU wheel: PIP_FIND_LINKS=/folder make ..."
+        "Either install it by hand with $venv/bin/pip (PyTorch's page 'Get Started' prints the" \
+        "command for Linux, Pip, CPU) and run make again," \
+        "or name a folder that holds the CPU wheel: PIP_FIND_LINKS=/folder make ..."
 }
 
 install_project() {
