@@ -1,0 +1,128 @@
+"""The ledger of an engine: which transfers are under way, and the sums of what was done."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tensorspill.engine.batch import Batch
+from tensorspill.engine.statistics import EngineStatistics, PathStatistics, TransferRecord
+from tensorspill.engine.transfer import Transfer
+from tensorspill.errors import ClosedError
+from tensorspill.pool.live import live_ranges
+
+if TYPE_CHECKING:
+    from tensorspill.engine.file import File
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Counts transfers in and out; shared by an engine, its files and its threads.
+
+    The engine's threads hold the ledger and not the engine, so that an engine nobody uses any more
+    can be collected.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.pid = os.getpid()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._live: dict[Transfer, tuple[Batch, int, float]] = {}
+        self._counts = dict.fromkeys(("transfers", "failures", "cancelled", "requests"), 0)
+        self._bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
+        self._paths: dict[str, PathStatistics] = {}
+        self._notes: dict[str, None] = {}
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that opened the engine."""
+        return os.getpid() != self.pid
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` unless transfers may be submitted."""
+        if self._closed:
+            raise ClosedError("The engine is closed", path=self.path)
+        if self.forked:
+            raise ClosedError(
+                "The engine belongs to the parent process",
+                path=self.path,
+                remedy="Open one in this process",
+            )
+
+    def begin(self, batch: Batch, transfer: Transfer) -> None:
+        """Enter a transfer; its memory counts as in use until `end`."""
+        with self._changed:
+            self.check_open()
+            for file in batch.files:
+                file.check_open()
+            token = live_ranges.add(batch.table["addr"], batch.table["nbytes"])
+            self._live[transfer] = (batch, token, time.perf_counter())
+            self._counts["transfers"] += 1
+            self._counts["requests"] += len(batch)
+
+    def end(
+        self,
+        transfer: Transfer,
+        error: BaseException | None,
+        paths: Mapping[str, PathStatistics],
+    ) -> None:
+        """Leave a transfer, and end its future last, when everything else is in order."""
+        with self._changed:
+            batch, token, begun = self._live.pop(transfer)
+            live_ranges.remove(token)
+            for path, moved in paths.items():
+                self._paths[path] = self._paths.get(path, PathStatistics()) + moved
+            if error is None:
+                self._bytes["bytes_written"] += batch.bytes_written
+                self._bytes["bytes_read"] += batch.nbytes - batch.bytes_written
+            else:
+                kind = "cancelled" if isinstance(error, CancelledError) else "failures"
+                self._counts[kind] += 1
+            self._changed.notify_all()
+        by_path = {path: moved.nbytes for path, moved in paths.items() if moved.nbytes}
+        seconds = time.perf_counter() - begun
+        transfer.end(error or TransferRecord(batch.nbytes, seconds, MappingProxyType(by_path)))
+
+    def note(self, text: str) -> None:
+        """Record a limit that was met; the same text is kept once."""
+        with self._changed:
+            self._notes[text] = None
+
+    def wait_idle(self, file: File | None = None) -> None:
+        """Wait until no transfer, or none of `file`, is under way; at once in a forked child."""
+        with self._changed:
+            while not self.forked and any(
+                file is None or file in batch.files for batch, _, _ in self._live.values()
+            ):
+                self._changed.wait()
+
+    def close(self) -> bool:
+        """Refuse transfers from now on; return False if that was so already."""
+        with self._changed:
+            was_open, self._closed = not self._closed, True
+        return was_open
+
+    def statistics(self, **fields: Any) -> EngineStatistics:
+        """Return the sums as a frozen record, completed by the engine's own `fields`."""
+        with self._changed:
+            return EngineStatistics(
+                folder=self.path,
+                in_flight=len(self._live),
+                by_path=MappingProxyType(dict(self._paths)),
+                notes=tuple(self._notes),
+                **self._counts,
+                **self._bytes,
+                **fields,
+            )

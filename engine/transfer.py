@@ -1,0 +1,171 @@
+"""A transfer: the future of a batch."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from tensorspill.engine.statistics import TransferRecord
+from tensorspill.errors import ClosedError
+
+__all__ = ["Transfer", "gather"]
+
+
+class Transfer(Future[TransferRecord]):
+    """The future of a batch of requests.
+
+    It owns the batch's memory and files until it ends, and ends in one of three ways: with a
+    `TransferRecord`, with the error that stopped it, or cancelled. The first error of a batch ends
+    it: blocks that were not started are dropped, those under way are awaited first.
+
+    Waiting happens on the future, never in a system call, so Ctrl-C is taken at once; it cancels
+    the transfer.
+
+    Attributes
+    ----------
+    nbytes : int
+        Bytes asked for.
+    """
+
+    def __init__(self, nbytes: int, stop: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self.nbytes = nbytes
+        self._stop = stop
+        self._pid = os.getpid()
+        self.set_running_or_notify_cancel()
+
+    def on_cancel(self, stop: Callable[[], None]) -> None:
+        """Say how to stop the transfer; called once, by the engine that runs it."""
+        self._stop = stop
+
+    def cancel(self) -> bool:
+        """Drop what has not started; what has started is awaited by the engine.
+
+        Returns
+        -------
+        bool
+            False if the transfer had ended already. If True, it ends soon: cancelled, unless all
+            of it had been started.
+        """
+        if self.done():
+            return False
+        if self._stop is not None:
+            self._stop()
+        return True
+
+    def cancelled(self) -> bool:
+        """Whether the transfer ended because it was cancelled."""
+        return self.done() and isinstance(self._error(), CancelledError)
+
+    def result(self, timeout: float | None = None) -> TransferRecord:
+        """Wait for the end, at most `timeout` seconds, and return the record.
+
+        Raises
+        ------
+        SpillError
+            What went wrong, with path, offset, bytes and errno.
+        concurrent.futures.CancelledError
+            The transfer was cancelled.
+        TimeoutError
+            It has not ended yet; it goes on.
+        ClosedError
+            This is a forked child, where the transfer can't end.
+        """
+        self._check_process()
+        try:
+            return super().result(timeout)
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait as `result` does and return the error, or None."""
+        self._check_process()
+        try:
+            return super().exception(timeout)
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid and not self.done():
+            raise ClosedError("This transfer belongs to the parent process")
+
+    def _error(self) -> BaseException | None:
+        return super().exception(0)
+
+    def end(self, outcome: TransferRecord | BaseException) -> None:
+        """End the transfer: called once, by the engine that runs it."""
+        if isinstance(outcome, BaseException):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
+
+def gather(
+    parts: Sequence[Transfer],
+    finish: Callable[[BaseException | None], BaseException | None] | None = None,
+    run: Callable[[Callable[[], None]], Any] | None = None,
+) -> Transfer:
+    """Return one transfer that ends when all of `parts` have ended.
+
+    Parameters
+    ----------
+    parts : sequence of Transfer
+        Not used by anyone else any more.
+    finish : callable, optional
+        Called once, before the returned transfer ends, with the first error or None; returns the
+        error to end with. It may not block if `run` is not given.
+    run : callable, optional
+        Runs `finish` elsewhere, such as an executor's ``submit``; else the thread of the engine
+        that ends last does.
+    """
+
+    def stop() -> None:
+        for part in parts:
+            part.cancel()
+
+    whole = Transfer(sum(part.nbytes for part in parts), stop)
+    pending = len(parts)
+    lock = threading.Lock()
+
+    def conclude() -> None:
+        error = next((e for e in (part._error() for part in parts) if e is not None), None)
+        try:
+            error = finish(error) if finish is not None else error
+        except BaseException as failure:
+            error = failure
+        whole.end(error if error is not None else _sum(parts))
+
+    def part_ended(_: Future[TransferRecord]) -> None:
+        nonlocal pending
+        with lock:
+            pending -= 1
+            if pending:
+                return
+        if run is None:
+            conclude()
+        else:
+            run(conclude)
+
+    for part in parts:
+        part.add_done_callback(part_ended)
+    if not parts:
+        conclude()
+    return whole
+
+
+def _sum(parts: Sequence[Transfer]) -> TransferRecord:
+    records = [part.result(0) for part in parts]
+    by_path: dict[str, int] = {}
+    for record in records:
+        for path, nbytes in record.by_path.items():
+            by_path[path] = by_path.get(path, 0) + nbytes
+    return TransferRecord(
+        sum(record.nbytes for record in records),
+        max((record.seconds for record in records), default=0.0),
+        by_path,
+    )

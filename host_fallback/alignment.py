@@ -1,0 +1,102 @@
+"""What O_DIRECT demands of addresses, offsets and sizes on the file system of an open file."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+
+from tensorspill.host_fallback.abi import system_calls
+
+__all__ = ["Alignment", "find_alignment"]
+
+#: Used where nothing tells: right for every drive sold today, and a refusal is survived anyway.
+CAUTIOUS = 4096
+
+# linux/stat.h
+_AT_EMPTY_PATH = 0x1000
+_STATX_DIOALIGN = 0x2000
+_STATX_MASK_AT, _STATX_MEM_AT, _STATX_OFFSET_AT = 0x00, 0x98, 0x9C
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """Multiples, in bytes, that direct I/O needs.
+
+    Attributes
+    ----------
+    memory : int
+        Of the memory address.
+    offset : int
+        Of the file offset and of the size.
+    source : str
+        Who said so: "statx", "sysfs", "probe" or "assumed".
+    """
+
+    memory: int
+    offset: int
+    source: str
+
+
+def find_alignment(fd: int) -> Alignment | None:
+    """Return the alignment that direct I/O on `fd` needs, or None if there is no direct I/O.
+
+    Parameters
+    ----------
+    fd : int
+        Open with O_DIRECT.
+    """
+    found, alignment = _from_statx(fd)
+    if found:
+        return alignment
+    return _from_sysfs(fd) or _from_probe(fd) or Alignment(CAUTIOUS, CAUTIOUS, "assumed")
+
+
+def _from_statx(fd: int) -> tuple[bool, Alignment | None]:
+    """Ask the file system (Linux 6.1 and later); return whether it answered, and its answer."""
+    buffer = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = ctypes.c_long(system_calls().statx)
+    if libc.syscall(number, fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, buffer) != 0:
+        return False, None
+    mask, memory, offset = (
+        struct.unpack_from("=I", buffer, at)[0]
+        for at in (_STATX_MASK_AT, _STATX_MEM_AT, _STATX_OFFSET_AT)
+    )
+    if not mask & _STATX_DIOALIGN:
+        return False, None
+    # Both zero: this file has no direct I/O, although open() accepted the flag.
+    return True, Alignment(memory, offset, "statx") if memory and offset else None
+
+
+def _from_sysfs(fd: int) -> Alignment | None:
+    """Take the logical block size of the block device below, a partition's from its drive."""
+    device = os.fstat(fd).st_dev
+    folder = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    for queue in (f"{folder}/queue", f"{folder}/../queue"):
+        try:
+            with open(f"{queue}/logical_block_size", encoding="ascii") as file:
+                size = int(file.read())
+        except (OSError, ValueError):
+            continue
+        return Alignment(size, size, "sysfs")
+    return None
+
+
+def _from_probe(fd: int) -> Alignment | None:
+    """Try ever larger reads inside the file; None if it is too short to tell."""
+    if os.fstat(fd).st_size < 2 * CAUTIOUS:
+        return None
+    with mmap.mmap(-1, 3 * CAUTIOUS) as memory, memoryview(memory) as view:
+        for size in (512, 1024, 2048):
+            try:
+                os.preadv(fd, [view[size : 2 * size]], size)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    return None
+            else:
+                return Alignment(size, size, "probe")
+    return None

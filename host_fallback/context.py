@@ -1,0 +1,134 @@
+"""An AIO context of the kernel and the arrays of its ring."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+from collections.abc import Callable
+
+import numpy as np
+
+from tensorspill.errors import BrokenError
+from tensorspill.host_fallback.abi import EVENT, IOCB, system_calls
+from tensorspill.host_fallback.layout import JOB, SLOT, Path
+from tensorspill.host_fallback.options import AioOptions
+from tensorspill.host_fallback.ring import COUNT, FREE, FREE_STAGING, STATE_FIELDS, Ring
+from tensorspill.pool.slab import Slab
+
+__all__ = ["JOBS", "Context", "set_up", "tear_down"]
+
+log = logging.getLogger(__name__)
+
+#: Jobs that a ring works on at a time; more wait with the owner.
+JOBS = 64
+
+#: Staging blocks of a ring: enough to keep a drive busy while one block is copied.
+STAGING_BLOCKS = 16
+
+#: How long to wait for a completion while the queue has room, in nanoseconds.
+PATIENCE = 2_000_000
+
+
+def set_up(depth: int) -> tuple[int, int]:
+    """Create a kernel context for `depth` operations, or fewer if the kernel has no room.
+
+    Returns
+    -------
+    context, depth : int
+        The identifier and the depth it holds; 0 and 0 where AIO is refused altogether.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = ctypes.c_long(system_calls().io_setup)
+    while depth >= 1:
+        context = ctypes.c_ulong(0)
+        if libc.syscall(number, ctypes.c_uint(depth), ctypes.byref(context)) == 0:
+            return context.value, depth
+        if ctypes.get_errno() != errno.EAGAIN:
+            break
+        depth //= 2
+    return 0, 0
+
+
+def tear_down(context: int) -> None:
+    """Destroy a kernel context; the kernel waits for what is under way."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if context and libc.syscall(ctypes.c_long(system_calls().io_destroy), ctypes.c_ulong(context)):
+        code = ctypes.get_errno()
+        log.warning("io_destroy failed: %s", BrokenError.from_errno(code, "io_destroy failed"))
+
+
+class Context:
+    """A ring with the memory that belongs to it; used by one thread.
+
+    Parameters
+    ----------
+    options : AioOptions
+    note : callable
+        Receives a line for each limit that was met.
+
+    Attributes
+    ----------
+    ring : Ring
+        What the compiled loop works on.
+    depth : int
+        Operations it can have under way; 0 if the kernel refused AIO.
+    """
+
+    def __init__(self, options: AioOptions, note: Callable[[str], None]) -> None:
+        self._options = options
+        self._staging: Slab | None = None
+        context, self.depth = set_up(options.depth) if options.direct != "no" else (0, 0)
+        if options.direct != "no" and self.depth < options.depth:
+            note(
+                f"io_setup gave depth {self.depth} of {options.depth}: fs.aio-max-nr is used up or "
+                "AIO is not allowed here; depth 0 means pread and pwrite"
+            )
+        self.ring = _ring(context, options.block_bytes, max(1, self.depth))
+
+    @property
+    def staging_bytes(self) -> int:
+        """Memory that staging holds."""
+        return 0 if self._staging is None else self._staging.nbytes
+
+    def provide_staging(self) -> None:
+        """Allocate the staging blocks, unless they are there; not while the ring is running."""
+        if self._staging is None:
+            blocks = min(STAGING_BLOCKS, len(self.ring.free))
+            self._staging = Slab(blocks * self._options.block_bytes, page_lock="no")
+            self.ring.free_staging[:blocks] = np.arange(blocks)
+            self.ring.state[FREE_STAGING] = blocks
+            self.ring = self.ring._replace(staging=self._staging.address)
+
+    def close(self) -> None:
+        """Destroy the kernel context and free staging; a second time does no harm."""
+        context, self.ring = self.ring.context, self.ring._replace(context=0)
+        tear_down(context)
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
+
+
+def _ring(context: int, block: int, depth: int) -> Ring:
+    state = np.zeros(STATE_FIELDS, "i8")
+    state[FREE], state[COUNT] = depth, 0
+    return Ring(
+        context=context,
+        block=block,
+        staging=0,
+        iocbs=np.zeros(depth, IOCB),
+        events=np.zeros(depth, EVENT),
+        slots=np.zeros(depth, SLOT),
+        pending=np.zeros(depth, "i8"),
+        free=np.arange(depth, dtype="i8"),
+        free_staging=np.zeros(depth, "i8"),
+        order=np.zeros(JOBS, "i8"),
+        ended=np.zeros(JOBS, "i8"),
+        jobs=np.zeros(JOBS, JOB),
+        moved=np.zeros((JOBS, len(Path), 3), "i8"),
+        busy=np.zeros((len(Path), 3), "i8"),
+        state=state,
+        inbox=np.zeros(1, "i8"),
+        timeout=np.array([0, PATIENCE], "i8"),
+        clock=np.zeros(2, "i8"),
+    )

@@ -1,0 +1,152 @@
+"""A worker: the thread that owns a ring and feeds it jobs."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensorspill.engine.ledger import Ledger
+from tensorspill.errors import BrokenError
+from tensorspill.host_fallback.job import Job
+from tensorspill.host_fallback.layout import Path
+from tensorspill.host_fallback.options import AioOptions
+
+if TYPE_CHECKING:
+    from tensorspill.host_fallback.context import Context
+
+__all__ = ["Worker"]
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """A daemon thread that starts with its first job and ends with `stop`.
+
+    It is a daemon so that it never keeps a process alive; the engine's finalizer drains it before
+    the interpreter goes down.
+    """
+
+    def __init__(self, name: str, options: AioOptions, ledger: Ledger) -> None:
+        self._options = options
+        self._ledger = ledger
+        self._inbox: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        #: Shared with the ring: not 0 when the inbox has something.
+        self._flag = np.zeros(1, "i8")
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._started = threading.Lock()
+        self.staging_bytes = 0
+
+    def put(self, job: Job) -> None:
+        """Hand a job to the thread."""
+        self._inbox.put(job)
+        self._flag[0] = 1
+        if not self._thread.is_alive() and self._started.acquire(blocking=False):
+            self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this worker's thread."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        """End the thread after the jobs it has; returns when it is gone."""
+        self._inbox.put(None)
+        self._flag[0] = 1
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        active: dict[int, Job] = {}
+        try:
+            # Compiled code is loaded here and not at import: it takes a second or so.
+            from tensorspill.host_fallback.context import Context
+
+            context = Context(self._options, self._ledger.note)
+        except BaseException as error:
+            log.exception("The AIO engine can't start")
+            self._refuse(active, error)
+            return
+        try:
+            self._serve(context, active)
+        except BaseException as error:
+            log.exception("The AIO engine failed")
+            self._refuse(active, error)
+        finally:
+            context.close()
+
+    def _refuse(self, active: dict[int, Job], cause: BaseException) -> None:
+        """Fail all jobs that there are and all that come, until `stop`."""
+        error = BrokenError(f"The AIO engine failed: {cause}", path=self._ledger.path)
+        error.__cause__ = cause
+        for job in active.values():
+            job.fail(error)
+        while (job_or_end := self._inbox.get()) is not None:
+            job_or_end.fail(error)
+
+    def _serve(self, context: Context, active: dict[int, Job]) -> None:
+        from tensorspill.host_fallback.ring import FATAL, pump
+
+        context.ring = context.ring._replace(inbox=self._flag)
+        numbers = list(range(len(context.ring.jobs)))
+        while True:
+            if not self._take_jobs(context, active, numbers):
+                return
+            if pump(context.ring) == FATAL:
+                raise OSError("io_getevents failed")
+            self._end_jobs(context, active, numbers)
+
+    def _take_jobs(self, context: Context, active: dict[int, Job], numbers: list[int]) -> bool:
+        """Move jobs from the inbox to the ring; wait if it has none. False at the end."""
+        while numbers:
+            # Cleared before looking, so that a job put meanwhile raises it again.
+            self._flag[0] = 0
+            try:
+                job = self._inbox.get(block=not active)
+            except queue.Empty:
+                return True
+            if job is None:
+                return False
+            number = numbers.pop()
+            self._enter(context, job, number)
+            active[number] = job
+        return True
+
+    def _enter(self, context: Context, job: Job, number: int) -> None:
+        from tensorspill.host_fallback.layout import Mode
+        from tensorspill.host_fallback.ring import COUNT, HEAD
+        from tensorspill.host_fallback.segments import PACK_BELOW, cut
+
+        if context.depth == 0:
+            job.files["direct"] = -1
+        job.cut(cut, PACK_BELOW)
+        if (job.segments["mode"] == Mode.STAGED).any():
+            context.provide_staging()
+            self.staging_bytes = context.staging_bytes
+        ring = context.ring
+        job.enter(ring.jobs[number])
+        ring.moved[number] = 0
+        tail = (ring.state[HEAD] + ring.state[COUNT]) % len(ring.order)
+        ring.order[tail] = number
+        ring.state[COUNT] += 1
+
+    def _end_jobs(self, context: Context, active: dict[int, Job], numbers: list[int]) -> None:
+        from tensorspill.host_fallback.ring import ENDED
+
+        ring = context.ring
+        ended = [int(number) for number in ring.ended[: ring.state[ENDED]]]
+        ring.state[ENDED] = 0
+        for number in ended:
+            job = active.pop(number)
+            numbers.append(number)
+            job.leave(ring.jobs[number], ring.moved[number], _take_busy(ring.busy))
+
+
+def _take_busy(busy: np.ndarray[Any, Any]) -> dict[Path, float]:
+    """Return the seconds that each path was busy since the last call, and reset them."""
+    seconds = {path: float(busy[path, 2]) / 1e9 for path in Path}
+    busy[:, 2] = 0
+    return seconds

@@ -1,0 +1,57 @@
+"""Move tensors between GPU or host memory and NVMe at the speed of the drives.
+
+Importing this package starts nothing and imports its parts only when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorspill.engine import Engine, File, Request, Transfer
+    from tensorspill.opening import open_engine
+    from tensorspill.pool import Buffer, BufferPool
+    from tensorspill.spill_file import SpillFile
+    from tensorspill.swapper import ParameterSwapper, SwapStatus
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Buffer",
+    "BufferPool",
+    "Engine",
+    "File",
+    "ParameterSwapper",
+    "Request",
+    "SpillFile",
+    "SwapStatus",
+    "Transfer",
+    "errors",
+    "open_engine",
+]
+
+_WHERE = {
+    "Buffer": "tensorspill.pool",
+    "BufferPool": "tensorspill.pool",
+    "Engine": "tensorspill.engine",
+    "File": "tensorspill.engine",
+    "ParameterSwapper": "tensorspill.swapper",
+    "Request": "tensorspill.engine",
+    "SpillFile": "tensorspill.spill_file",
+    "SwapStatus": "tensorspill.swapper",
+    "Transfer": "tensorspill.engine",
+    "open_engine": "tensorspill.opening",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    if name in ("engine", "errors", "gds", "host_fallback", "pool", "topology"):
+        return importlib.import_module(f"tensorspill.{name}")
+    raise AttributeError(f"module 'tensorspill' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
