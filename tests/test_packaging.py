@@ -130,21 +130,27 @@ def test_installed_wheel_imports(built: dict[str, Path], tmp_path: Path) -> None
         assert Path(file).is_relative_to(tmp_path)
 
 
-def test_import_starts_and_loads_nothing() -> None:
-    code = (
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import tensorspill",
+        "import tensorspill; [getattr(tensorspill, name) for name in tensorspill.__all__]",
+        "import tensorspill.gds, tensorspill.host_fallback, tensorspill.topology",
+    ],
+)
+def test_import_starts_and_loads_nothing(use: str) -> None:
+    run(
         "import os, sys, threading, torch, numpy\n"
-        "before = set(sys.modules), len(os.listdir('/proc/self/task'))\n"
-        "descriptors = len(os.listdir('/proc/self/fd'))\n"
-        "import tensorspill\n"
+        "def held(): return [len(os.listdir(f'/proc/self/{kind}')) for kind in ('task', 'fd')]\n"
+        "modules, before = set(sys.modules), held()\n"
+        f"{use}\n"
         "heavy = {'numba', 'llvmlite', 'kvikio', 'cuda', 'cupy', 'rich', 'matplotlib'}\n"
-        "loaded = {name.split('.')[0] for name in set(sys.modules) - before[0]}\n"
+        "loaded = {name.split('.')[0] for name in set(sys.modules) - modules}\n"
         "assert not loaded & heavy, loaded & heavy\n"
         "assert threading.active_count() == 1, threading.enumerate()\n"
-        "assert len(os.listdir('/proc/self/task')) == before[1]\n"
-        "assert len(os.listdir('/proc/self/fd')) == descriptors\n"
+        "assert held() == before, (before, held())\n"
         "assert not torch.cuda.is_initialized()\n"
     )
-    run(code)
 
 
 def run(code: str) -> str:
