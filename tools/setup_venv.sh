@@ -6,8 +6,8 @@
 # The environment is .venv, or the folder that $VENV names. $PYTHON names the interpreter to make it
 # with; otherwise the newest python3.x that is new enough is taken. A second run adds what is missing.
 #
-# The one thing that needs care is torch: on x86-64 the package index offers its CUDA build, which
-# is several GB and of no use on a machine without an NVIDIA GPU.
+# The one thing that needs care is torch: for x86-64 and aarch64 alike, the package index offers the
+# CUDA build of this release, which is several GB and of no use on a machine without an NVIDIA GPU.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -80,10 +80,6 @@ install_torch() {
     say "installing the CPU build of torch $torch (there is no NVIDIA GPU)"
     # Where pip has been told of an index or folder with CPU builds, this is all it takes.
     if install "torch==$torch+cpu" 2>/dev/null; then
-        return
-    fi
-    # For aarch64 the build on the package index is the CPU one.
-    if [ "$(uname -m)" = aarch64 ] && install "torch==$torch"; then
         return
     fi
     # uv knows where PyTorch keeps its CPU builds.
