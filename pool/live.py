@@ -39,6 +39,8 @@ class LiveRanges:
 
     def overlap(self, start: int, nbytes: int) -> bool:
         """Whether any live range shares a byte with ``[start, start + nbytes)``."""
+        if nbytes <= 0:
+            return False
         with self._lock:
             ranges = list(self._ranges.values())
         return any(
