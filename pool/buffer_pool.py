@@ -217,9 +217,10 @@ class BufferPool:
         ClosedError
             The pool was closed, or this is a forked child.
         """
-        scattered = isinstance(nbytes, int | str)
-        sizes = [parse_bytes(nbytes)] if isinstance(nbytes, int | str) else list(nbytes)
-        sizes = [parse_bytes(size) for size in sizes if size]
+        if isinstance(nbytes, Iterable) and not isinstance(nbytes, str):
+            sizes, scattered = [parse_bytes(size) for size in nbytes], False
+        else:
+            sizes, scattered = [parse_bytes(nbytes)], True
         self._check_open()
         with self._changed:
             self._check_open()
@@ -230,7 +231,14 @@ class BufferPool:
         return Reservation(self, offsets)
 
     def statistics(self) -> PoolStatistics:
-        """Return the pool's state; works after `close` as well."""
+        """Return the pool's state; works after `close` as well.
+
+        Raises
+        ------
+        ClosedError
+            This is a forked child.
+        """
+        self._check_process()
         with self._changed:
             self._reclaim()
             allocator = self._allocator
@@ -288,6 +296,10 @@ class BufferPool:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("The pool is closed")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        # The lock may have been held by a thread that the child does not have.
         if self.forked:
             raise ClosedError(
                 "The pool belongs to the parent process", remedy="Make one in this process"
@@ -331,7 +343,7 @@ class BufferPool:
         """Allocate an extent for each size, or for parts of it; all or nothing."""
         allocator, taken = self._allocator, list[int]()
         try:
-            for size in sorted(sizes, reverse=True):
+            for size in sorted(filter(None, sizes), reverse=True):
                 left = round_up(size, allocator.alignment)
                 while left > 0:
                     part = min(left, allocator.largest) if scattered else left

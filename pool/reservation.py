@@ -32,14 +32,16 @@ class Reservation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes still reserved, rounding included."""
+        """Bytes still reserved, rounding included; 0 after `release`."""
+        if self.released:
+            return 0
         with self._pool._changed:
             return sum(map(self._pool._allocator.size_of, self._pieces))
 
     @property
     def released(self) -> bool:
-        """Whether `release` was called, or the pool closed."""
-        return not self._return.alive or self._pool.closed
+        """Whether `release` was called, the pool closed, or this is a forked child."""
+        return not self._return.alive or self._pool.closed or self._pool.forked
 
     def allocate(self, shape: Shape, dtype: torch.dtype = torch.uint8) -> Buffer:
         """Return a buffer cut from the smallest reserved piece that fits.

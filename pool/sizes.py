@@ -30,7 +30,8 @@ def parse_bytes(size: int | str) -> int:
         match = _SIZE.fullmatch(size)
         if match is None or match[2].lower() not in _UNITS:
             raise UnsupportedError(f"{size!r} is no size; write it as 4GiB, 512MB or 4096")
-        return int(float(match[1]) * _UNITS[match[2].lower()])
+        number = int(match[1]) if match[1].isdecimal() else float(match[1])
+        return int(number * _UNITS[match[2].lower()])
     if size < 0:
         raise UnsupportedError(f"A size can't be negative: {size}")
     return int(size)

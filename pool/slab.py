@@ -38,7 +38,9 @@ class Slab:
     numa_node : int, optional
         Take the pages from this NUMA node, as long as it has any.
     page_lock : {"auto", "yes", "no"}
-        Register the memory with the CUDA driver if possible, or raise if not, or don't.
+        Register the memory with the CUDA driver if possible, or raise if not, or don't. It takes
+        the thread's CUDA context or, if there is none, the primary context of this rank's own GPU
+        (environment variable ``LOCAL_RANK``). The kernel provides all pages at once then.
     alignment : int
         Least power of two that the address is a multiple of, at most 2 MiB. It is a page at least,
         and 2 MiB for slabs of that size or larger.

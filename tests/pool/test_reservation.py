@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[BufferPool]:
 
 def test_room_is_certain(pool: BufferPool) -> None:
     sizes = [5000, 100, 20_000, 0, 4096]
+    assert pool.reserve(np.int64(5000)).nbytes == 8 * KIB  # type: ignore[arg-type]
     reservation = pool.reserve(sizes)
     filler = []
     while (largest := pool.statistics().largest) > 0:

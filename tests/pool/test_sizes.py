@@ -17,6 +17,7 @@ from tensorspill.pool.sizes import format_bytes, parse_bytes, round_down, round_
         (" 1.5 kib ", 1536),
         ("512MB", 512_000_000),
         ("2 tb", 2 * 10**12),
+        ("9007199254740993", 2**53 + 1),
         (17, 17),
     ],
 )
