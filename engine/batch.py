@@ -166,7 +166,7 @@ def _check_overlaps(table: NDArray[Any], files: Sequence[File]) -> None:
     if pair is not None:
         row = table[pair[1]]
         raise UnsupportedError(
-            f"Requests {pair[0]} and {pair[1]} of the batch overlap and one changes what they share",
+            f"Requests {pair[0]} and {pair[1]} of the batch overlap where one of them writes",
             path=files[row["file"]].path,
             offset=int(row["offset"]),
             nbytes=int(row["nbytes"]),

@@ -61,7 +61,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _start(self, batch: Batch, transfer: Transfer) -> None:
-        """Begin a transfer that the ledger has entered; `Ledger.end` must follow, whatever happens."""
+        """Begin a transfer that the ledger has entered; `Ledger.end` must follow in any case."""
 
     @abstractmethod
     def _release(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
 from types import MappingProxyType
@@ -35,8 +36,7 @@ class Ledger:
         self._changed = threading.Condition()
         self._closed = False
         self._live: dict[Transfer, tuple[Batch, int, float]] = {}
-        self._counts = dict.fromkeys(("transfers", "failures", "cancelled", "requests"), 0)
-        self._bytes = dict.fromkeys(("bytes_read", "bytes_written"), 0)
+        self._counts = Counter[str]()
         self._paths: dict[str, PathStatistics] = {}
         self._notes: dict[str, None] = {}
 
@@ -85,8 +85,8 @@ class Ledger:
             for path, moved in paths.items():
                 self._paths[path] = self._paths.get(path, PathStatistics()) + moved
             if error is None:
-                self._bytes["bytes_written"] += batch.bytes_written
-                self._bytes["bytes_read"] += batch.nbytes - batch.bytes_written
+                self._counts["bytes_written"] += batch.bytes_written
+                self._counts["bytes_read"] += batch.nbytes - batch.bytes_written
             else:
                 kind = "cancelled" if isinstance(error, CancelledError) else "failures"
                 self._counts[kind] += 1
@@ -117,12 +117,17 @@ class Ledger:
     def statistics(self, **fields: Any) -> EngineStatistics:
         """Return the sums as a frozen record, completed by the engine's own `fields`."""
         with self._changed:
+            counts = self._counts
             return EngineStatistics(
                 folder=self.path,
+                transfers=counts["transfers"],
+                failures=counts["failures"],
+                cancelled=counts["cancelled"],
                 in_flight=len(self._live),
+                requests=counts["requests"],
+                bytes_read=counts["bytes_read"],
+                bytes_written=counts["bytes_written"],
                 by_path=MappingProxyType(dict(self._paths)),
                 notes=tuple(self._notes),
-                **self._counts,
-                **self._bytes,
                 **fields,
             )

@@ -102,7 +102,7 @@ class Job:
     def leave(self, row: Any, moved: Table, busy: dict[Path, float]) -> None:
         """Read the outcome from the record and account it."""
         paths = [
-            (path, PathStatistics(*map(int, moved[path]), busy.get(path, 0.0), WHY[path]))
+            (path, _path_statistics(path, moved[path], busy[path]))
             for path in Path
             if moved[path].any()
         ]
@@ -132,6 +132,11 @@ class Job:
             & (offset < segments["offset"] + segments["nbytes"])
         )
         return bool(segments["write"][hit].any())
+
+
+def _path_statistics(path: Path, moved: Table, seconds: float) -> PathStatistics:
+    nbytes, io_bytes, operations = (int(value) for value in moved)
+    return PathStatistics(nbytes, io_bytes, operations, seconds, WHY[path])
 
 
 def split(requests: Table, parts: int, block_bytes: int) -> list[Table]:

@@ -300,7 +300,11 @@ def _complete(ring: Any, number: int, res: int) -> None:
             path = _REFUSED
             code = _synchronous(file.buffered, slot.write != 0, slot.addr, begin, want)
         if code:
-            _fail(ring, slot.job, code, slot.file, begin, want)
+            # Name the callers' bytes and not the blocks around them.
+            stop = begin + want
+            if slot.staging >= 0:
+                begin = max(begin, requests[slot.request].offset)
+            _fail(ring, slot.job, code, slot.file, begin, stop - begin)
             _release_slot(ring, number)
             return
     _count(ring, slot.job, path, _settle(requests, slot, want), slot.nbytes)

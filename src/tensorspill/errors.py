@@ -196,7 +196,7 @@ class BrokenError(SpillError, OSError):
 
     @classmethod
     def from_oserror(cls, error: OSError, message: str, **fields: Any) -> BrokenError:
-        """Return the most specific `BrokenError` for an `OSError` that the standard library raised."""
+        """Return the most specific `BrokenError` for an `OSError` of the standard library."""
         return cls.from_errno(error.errno or _errno.EIO, message, **fields)
 
 

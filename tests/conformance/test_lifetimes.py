@@ -1,0 +1,248 @@
+"""Buffers, files and engines live as long as needed; interrupts and forks do no harm."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+import torch
+
+from tensorspill.engine import Engine, Request
+from tensorspill.errors import BusyError, ClosedError
+from tests.conformance.data import poisoned, random_bytes, read, write
+from tests.conformance.lanes import Lane
+
+
+def test_dropped_buffers(engine: Engine):
+    contents = [random_bytes(100_000) for _ in range(20)]
+    with engine.open("x", "w", size=2_000_000) as file:
+        transfers = [
+            engine.submit([Request(c.clone(), file, i * 100_000, write=True)])
+            for i, c in enumerate(contents)
+        ]
+        gc.collect()
+        for transfer in transfers:
+            transfer.result()
+        assert torch.equal(read(engine, file, 2_000_000), torch.cat(contents))
+
+
+def test_a_parameter_pointed_elsewhere_while_under_way(engine: Engine):
+    content = random_bytes(400_000).view(torch.float32)
+    parameter = torch.nn.Parameter(content.clone(), requires_grad=False)
+    with engine.open("x", "w") as file:
+        transfer = engine.submit([Request(parameter, file, write=True)])
+        parameter.data = torch.empty(1).expand(parameter.shape)
+        transfer.result()
+        assert torch.equal(read(engine, file, 400_000), content.view(torch.uint8))
+
+
+def test_close_waits_for_transfers(lane: Lane, tmp_path: Path):
+    content = random_bytes(8_000_000)
+    engine = lane.open(tmp_path)
+    file = engine.open("x", "w", size=content.numel())
+    transfer = engine.submit([Request(content, file, write=True)])
+    engine.close()
+    assert transfer.done()
+    assert (tmp_path / "x").read_bytes() == content.numpy().tobytes()
+
+
+def test_closing_a_file_waits_for_its_transfers(engine: Engine, tmp_path: Path):
+    content = random_bytes(8_000_000)
+    file = engine.open("x", "w", size=content.numel())
+    transfer = engine.submit([Request(content, file, write=True)])
+    file.close()
+    assert transfer.done()
+    assert (tmp_path / "x").read_bytes() == content.numpy().tobytes()
+
+
+def test_an_engine_nobody_holds(lane: Lane, tmp_path: Path):
+    content = random_bytes(3_000_000)
+    engine = lane.open(tmp_path)
+    transfer = engine.submit(
+        [Request(content, engine.open("x", "w", size=content.numel()), write=True)]
+    )
+    gone = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert gone() is None
+    assert transfer.result(60).nbytes == content.numel()
+    assert (tmp_path / "x").read_bytes() == content.numpy().tobytes()
+
+
+def test_memory_under_way_is_not_freed(engine: Engine):
+    from tensorspill.pool import BufferPool
+
+    with BufferPool(64 << 20) as pool, engine.open("x", "w", size=32 << 20) as file:
+        buffer = pool.allocate(32 << 20)
+        refusals = 0
+        for _ in range(20):
+            transfer = engine.submit([Request(buffer, file, write=True)])
+            try:
+                buffer.release()
+            except BusyError:
+                refusals += 1
+            else:
+                assert transfer.done()
+                break
+            transfer.result()
+        assert refusals, "the transfer was always over before the release"
+        buffer.release()
+
+
+def test_done_callbacks_may_submit(engine: Engine):
+    content, done = random_bytes(10_000), threading.Event()
+    with engine.open("x", "w", size=20_000) as file:
+
+        def again(_: object) -> None:
+            engine.submit([Request(content, file, 10_000, write=True)]).add_done_callback(
+                lambda _: done.set()
+            )
+
+        engine.submit([Request(content, file, write=True)]).add_done_callback(again)
+        assert done.wait(60)
+        assert torch.equal(read(engine, file, 20_000), torch.cat([content, content]))
+
+
+def test_cancelling(engine: Engine):
+    content = random_bytes(64 << 20)
+    with engine.open("x", "w", size=64 << 20) as file:
+        transfers = [engine.submit([Request(content, file, write=True)]) for _ in range(4)]
+        assert transfers[-1].cancel()
+        with pytest.raises(CancelledError):
+            transfers[-1].result(60)
+        assert transfers[-1].cancelled()
+        assert not transfers[-1].cancel()
+        for transfer in transfers[:-1]:
+            transfer.result()
+        write(engine, file, content[:5000])
+        assert torch.equal(read(engine, file, 5000), content[:5000])
+    statistics = engine.statistics()
+    assert (statistics.cancelled, statistics.in_flight) == (1, 0)
+
+
+def test_waiting_with_a_time_limit(engine: Engine):
+    content = random_bytes(32 << 20)
+    with engine.open("x", "w", size=32 << 20) as file:
+        transfers = [engine.submit([Request(content, file, write=True)]) for _ in range(3)]
+        with pytest.raises(TimeoutError):
+            transfers[-1].result(0)
+        assert transfers[-1].result().nbytes == 32 << 20
+
+
+def test_other_threads_run_while_one_waits(engine: Engine):
+    count, stop = 0, threading.Event()
+
+    def spin() -> None:
+        nonlocal count
+        while not stop.is_set():
+            count += 1
+
+    with engine.open("x", "w", size=64 << 20) as file:
+        write(engine, file, random_bytes(4096))
+        thread = threading.Thread(target=spin)
+        thread.start()
+        before = count
+        write(engine, file, random_bytes(64 << 20))
+        progress = count - before
+        stop.set()
+        thread.join()
+    assert progress > 0
+
+
+def test_threads_submit_while_others_wait(engine: Engine):
+    contents = [random_bytes(50_000 + i, i) for i in range(8)]
+    failures: list[BaseException] = []
+
+    def work(i: int) -> None:
+        try:
+            with engine.open(f"x{i}", "w") as file:
+                for _ in range(10):
+                    write(engine, file, contents[i])
+                    assert torch.equal(read(engine, file, contents[i].numel()), contents[i])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_forked_child(engine: Engine):
+    content = random_bytes(16 << 20)
+    with engine.open("x", "w", size=16 << 20) as file:
+        write(engine, file, content[:4096])
+        transfer = engine.submit([Request(content, file, write=True)])
+        child = os.fork()
+        if child == 0:
+            os._exit(_in_child(engine, file, transfer))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        transfer.result()
+        assert torch.equal(read(engine, file, 16 << 20), content)
+
+
+def _in_child(engine: Engine, file, transfer) -> int:
+    """Return 0 if a child is told clearly, and can close what it inherited."""
+    signal.alarm(60)
+    try:
+        for use in (lambda: engine.submit([Request(poisoned(10), file)]), transfer.result):
+            try:
+                use()
+            except ClosedError:
+                continue
+            if use != transfer.result or not transfer.done():
+                return 1
+        file.close()
+        engine.close()
+    except BaseException:
+        return 2
+    return 0
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "exit without closing", "python -O"])
+def test_processes_end_well(lane: Lane, tmp_path: Path, how):
+    script = """
+        import os, signal, sys, threading, torch
+        from tensorspill import Request
+        from tests.conformance.lanes import LANES
+        lane = next(lane for lane in LANES if lane.name == sys.argv[1])
+        engine = lane.open(sys.argv[2])
+        file = engine.open("x", "w", size=64 << 20)
+        content = torch.full((64 << 20,), 7, dtype=torch.uint8)
+        engine.submit([Request(content[:4096], file, write=True)]).result()
+        transfers = [engine.submit([Request(content, file, write=True)]) for _ in range(4)]
+        if sys.argv[3] == "Ctrl-C":
+            threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                transfers[-1].result()
+            except KeyboardInterrupt:
+                print("interrupted")
+            back = torch.zeros(4096, dtype=torch.uint8)
+            engine.submit([Request(back, file)]).result()
+            assert bool((back == 7).all())
+            print("usable")
+        elif sys.argv[3] == "python -O":
+            print(transfers[-1].result().nbytes)
+    """
+    command = [sys.executable, *(["-O"] if how == "python -O" else [])]
+    command += ["-c", textwrap.dedent(script), lane.name, str(tmp_path), how]
+    begin = time.monotonic()
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    if how == "Ctrl-C":
+        assert ended.stdout.split()[-1:] == ["usable"]
+    elif how == "python -O":
+        assert ended.stdout.strip() == str(64 << 20)
+        assert (tmp_path / "x").read_bytes() == b"\x07" * (64 << 20)
+    assert time.monotonic() - begin < 110
