@@ -4,8 +4,9 @@ Importing this takes memory from nobody and initialises nothing.
 """
 
 from tensorspill.pool.allocator import ExtentAllocator
+from tensorspill.pool.arena import PoolStatistics
 from tensorspill.pool.buffer import Buffer
-from tensorspill.pool.buffer_pool import BufferPool, PoolStatistics
+from tensorspill.pool.buffer_pool import BufferPool
 from tensorspill.pool.digest import digest
 from tensorspill.pool.reservation import Reservation
 from tensorspill.pool.sizes import format_bytes, parse_bytes

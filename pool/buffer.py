@@ -17,17 +17,14 @@ __all__ = ["Buffer", "Owner"]
 class Owner(Protocol):
     """What a buffer needs of the pool that it is a part of."""
 
-    @property
-    def closed(self) -> bool:
-        """Whether the pool was closed."""
-        ...
+    closed: bool
 
     @property
     def forked(self) -> bool:
         """Whether this is a child of the process that made the pool."""
         ...
 
-    def _take_back(self, offset: int) -> None:
+    def take_back(self, offset: int) -> None:
         """Make the range at `offset` free."""
         ...
 
@@ -121,7 +118,7 @@ class Buffer:
         mine = self._return is not None and self._return.detach() is not None
         self._tensor = None
         if mine and self._offset is not None:
-            self._owner._take_back(self._offset)
+            self._owner.take_back(self._offset)
 
     def __enter__(self) -> Self:
         return self

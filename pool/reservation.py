@@ -13,7 +13,7 @@ from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.shapes import Shape, count_bytes, normal_shape
 
 if TYPE_CHECKING:
-    from tensorspill.pool.buffer_pool import BufferPool
+    from tensorspill.pool.arena import Arena
 
 __all__ = ["Reservation"]
 
@@ -24,10 +24,10 @@ class Reservation:
     Buffers made from it are like all others: released, their memory goes to the pool.
     """
 
-    def __init__(self, pool: BufferPool, pieces: list[int]) -> None:
-        self._pool = pool
+    def __init__(self, arena: Arena, pieces: list[int]) -> None:
+        self._arena = arena
         self._pieces = pieces
-        self._return = weakref.finalize(self, pool._drop, pieces)
+        self._return = weakref.finalize(self, arena.drop, pieces)
         self._return.atexit = False
 
     @property
@@ -35,13 +35,13 @@ class Reservation:
         """Bytes still reserved, rounding included; 0 after `release`."""
         if self.released:
             return 0
-        with self._pool._changed:
-            return sum(map(self._pool._allocator.size_of, self._pieces))
+        with self._arena.changed:
+            return sum(map(self._arena.allocator.size_of, self._pieces))
 
     @property
     def released(self) -> bool:
         """Whether `release` was called, the pool closed, or this is a forked child."""
-        return not self._return.alive or self._pool.closed or self._pool.forked
+        return not self._return.alive or self._arena.closed or self._arena.forked
 
     def allocate(self, shape: Shape, dtype: torch.dtype = torch.uint8) -> Buffer:
         """Return a buffer cut from the smallest reserved piece that fits.
@@ -57,24 +57,25 @@ class Reservation:
         """
         sizes = normal_shape(shape)
         nbytes = count_bytes(sizes, dtype)
-        pool = self._pool
-        pool._check_open()
+        arena = self._arena
+        arena.check_open()
         if nbytes == 0:
-            return pool.allocate(sizes, dtype)
-        with pool._changed:
-            pool._check_open()
+            return arena.empty_buffer(sizes, dtype)
+        with arena.changed:
+            arena.check_open()
             if not self._return.alive:
                 raise ClosedError("The reservation was released")
-            return pool._buffer(pool._carve(self._pieces, nbytes), sizes, dtype, nbytes)
+            offset = arena.carve_locked(self._pieces, nbytes)
+            return arena.buffer_locked(offset, sizes, dtype, nbytes)
 
     def release(self) -> None:
         """Give back what was not turned into buffers; a second time does no harm."""
-        pool = self._pool
-        if pool.forked:
+        arena = self._arena
+        if arena.forked:
             return
-        with pool._changed:
+        with arena.changed:
             if self._return.detach() is not None:
-                pool._give_back(self._pieces)
+                arena.give_back_locked(self._pieces)
 
     def __enter__(self) -> Self:
         return self

@@ -50,10 +50,10 @@ def check_invariants(allocator: ExtentAllocator) -> None:
 def check_pool(pool: BufferPool) -> None:
     """Check a pool's accounts against its allocator's."""
     state = pool.statistics()
-    allocator = pool._allocator
+    allocator = pool._arena.allocator
     check_invariants(allocator)
     assert state.capacity == state.allocated + state.reserved + state.free == allocator.capacity
-    assert state.reserved == sum(map(allocator.size_of, pool._pieces))
-    assert state.buffers + len(pool._pieces) == len(allocator)
+    assert state.reserved == sum(map(allocator.size_of, pool._arena.pieces))
+    assert state.buffers + len(pool._arena.pieces) == len(allocator)
     assert state.largest <= state.free
     assert state.allocated <= state.peak_allocated <= state.capacity

@@ -155,6 +155,14 @@ def test_a_dropped_buffer_comes_back_when_no_tensor_uses_it(pool: BufferPool) ->
     assert pool.statistics().free == pool.capacity
 
 
+def test_a_dropped_buffer_stays_while_a_transfer_holds_its_storage(pool: BufferPool) -> None:
+    storage = pool.allocate(5000).tensor.untyped_storage()
+    gc.collect()
+    assert pool.statistics().buffers == 1
+    del storage
+    assert pool.statistics().buffers == 0
+
+
 def test_a_dropped_buffer_wakes_who_waits(pool: BufferPool) -> None:
     tensor = pool.allocate(pool.capacity).tensor
     with ThreadPoolExecutor(1) as executor:
@@ -345,7 +353,7 @@ def test_a_forked_child_can_not_use_the_pool(pool: BufferPool) -> None:
     buffer = pool.allocate(4096)
     buffer.tensor.fill_(5)
     # As if another thread were in the pool at the moment of the fork.
-    with pool._changed:
+    with pool._arena.changed:
         child = os.fork()
         if child == 0:
             good = bool(torch.all(buffer.tensor == 5))
