@@ -1,0 +1,168 @@
+"""The drives of a spill file: one folder, engine and file each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from tensorspill.engine.batch import Batch
+from tensorspill.engine.engine import Engine
+from tensorspill.engine.file import File
+from tensorspill.engine.request import Request
+from tensorspill.errors import BrokenError, NoSpaceError, UnsupportedError
+from tensorspill.opening import open_engine
+from tensorspill.pool.sizes import round_up
+from tensorspill.spill_folder import Claim, SpillFolder
+from tensorspill.spill_plans import Plan
+from tensorspill.spill_space import Growth
+
+__all__ = ["OpenDrive", "open_drives", "prepare"]
+
+BLOCK = 4096
+
+#: A file is never shorter, so that an engine can find out what its file system demands.
+SHORTEST = 64 << 10
+
+_offset = attrgetter("offset")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenDrive:
+    """One drive's share of a spill file."""
+
+    claim: Claim
+    engine: Engine
+    file: File
+
+    @property
+    def alignments(self) -> tuple[int, int]:
+        """Alignment of extents in the file, and of memory that moves without a copy."""
+        granule = int(getattr(self.file, "granule", BLOCK))
+        return max(granule, BLOCK), max(self.file.memory_alignment, 1)
+
+    @property
+    def stripe(self) -> int:
+        """Smallest part of a tensor that is worth an operation of its own."""
+        return int(getattr(self.engine.options.values, "block_bytes", 1 << 20))
+
+    def grow(self, growth: Growth) -> int:
+        """Make the file longer, as much as is wished for or as is needed; return its new length.
+
+        Raises
+        ------
+        NoSpaceError
+            The file system has no room; the file is as it was.
+        BrokenError
+            It failed otherwise.
+        """
+        for size in dict.fromkeys((growth.wanted, growth.needed)):
+            try:
+                # Opening preallocates; it is the one way that every engine has.
+                self.engine.open(self.claim.name, "r+", size).close()
+            except NoSpaceError as error:
+                refused = error
+            else:
+                return size
+        raise refused
+
+    def close(self) -> None:
+        """Close the engine and remove the file."""
+        self.engine.close()
+        self.claim.release()
+
+
+def open_drives(
+    folders: Sequence[str | os.PathLike[str]],
+    first_size: int,
+    device: str | torch.device,
+    backend: str,
+    options: dict[str, Any],
+) -> list[OpenDrive]:
+    """Claim and open a file of at least `first_size` bytes in each place; all or none.
+
+    Raises
+    ------
+    SpillError
+        As `SpillFolder`, `open_engine` and `Engine.open` do.
+    """
+    if not folders:
+        raise UnsupportedError("A spill file needs at least one folder")
+    places = [os.path.realpath(folder) for folder in folders]
+    if len(set(places)) < len(places):
+        raise UnsupportedError("A folder is named twice", path=max(places, key=places.count))
+    drives: list[OpenDrive] = []
+    try:
+        for folder in folders:
+            drives.append(_open_drive(folder, first_size, device, backend, options))  # noqa: PERF401
+    except BaseException:
+        for drive in drives:
+            drive.close()
+        raise
+    return drives
+
+
+def _open_drive(
+    folder: str | os.PathLike[str],
+    first_size: int,
+    device: str | torch.device,
+    backend: str,
+    options: dict[str, Any],
+) -> OpenDrive:
+    claim = SpillFolder(folder).claim()
+    try:
+        engine = open_engine(os.path.dirname(claim.path), device, backend, **options)
+    except BaseException:
+        claim.release()
+        raise
+    try:
+        file = engine.open(claim.name, "r+", round_up(max(first_size, SHORTEST), BLOCK))
+        if not os.path.samestat(os.fstat(file.fd), os.stat(claim.path, follow_symlinks=False)):
+            raise BrokenError("The spill file was replaced while it was opened", path=claim.path)
+    except BaseException:
+        engine.close()
+        claim.release()
+        raise
+    # Extents own all blocks that they touch.
+    file.exclusive = True
+    return OpenDrive(claim, engine, file)
+
+
+def prepare(drives: Sequence[OpenDrive], plan: Plan, write: bool) -> list[tuple[Engine, Batch]]:
+    """Return a checked batch for each drive that a plan concerns.
+
+    Requests go in the order of their offsets, so that small neighbours can move together.
+
+    Raises
+    ------
+    UnsupportedError, ClosedError
+        As `Engine.prepare` does.
+    """
+    requests: list[list[Request]] = [[] for _ in drives]
+    files = [drive.file for drive in drives]
+    for item, extent in zip(plan.items, plan.extents, strict=True):
+        pieces = extent.pieces
+        if len(pieces) == 1:
+            piece = pieces[0]
+            requests[piece.drive].append(
+                Request(item.tensor, files[piece.drive], piece.offset, item.nbytes, write)
+            )
+        elif pieces:
+            start, flat = 0, item.tensor.detach().reshape(-1).view(torch.uint8)
+            for piece in pieces:
+                part = flat[start : start + piece.nbytes]
+                requests[piece.drive].append(
+                    Request(part, files[piece.drive], piece.offset, piece.nbytes, write)
+                )
+                start += piece.nbytes
+    for batch in requests:
+        batch.sort(key=_offset)
+    return [
+        (drive.engine, drive.engine.prepare(batch))
+        for drive, batch in zip(drives, requests, strict=True)
+        if batch
+    ]
