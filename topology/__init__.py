@@ -1,4 +1,36 @@
-"""Machine topology: reserved for the module that knows which rank sits near which drive.
+"""Machine topology: which rank sits near which GPU, NIC, drive and socket.
 
-Nothing is here in this version.
+This sub-package stands alone: of tensorspill it imports only the errors.
 """
+
+from __future__ import annotations
+
+from tensorspill.topology.discovery import discover
+from tensorspill.topology.machine import (
+    Bridge,
+    Drive,
+    Gpu,
+    Machine,
+    Mig,
+    Mount,
+    Nic,
+    NumaNode,
+    NvLink,
+    Socket,
+    Stack,
+)
+
+__all__ = [
+    "Bridge",
+    "Drive",
+    "Gpu",
+    "Machine",
+    "Mig",
+    "Mount",
+    "Nic",
+    "NumaNode",
+    "NvLink",
+    "Socket",
+    "Stack",
+    "discover",
+]
