@@ -10,24 +10,17 @@ from collections.abc import Callable
 import numpy as np
 
 from tensorspill.errors import BrokenError
-from tensorspill.host_fallback.abi import EVENT, IOCB, system_calls
-from tensorspill.host_fallback.layout import JOB, SLOT, Path
+from tensorspill.host_fallback.abi import system_calls
 from tensorspill.host_fallback.options import AioOptions
-from tensorspill.host_fallback.ring import COUNT, FREE, FREE_STAGING, STATE_FIELDS, Ring
+from tensorspill.host_fallback.ring_state import FREE_STAGING, new_ring
 from tensorspill.pool.slab import Slab
 
-__all__ = ["JOBS", "Context", "set_up", "tear_down"]
+__all__ = ["Context", "set_up", "tear_down"]
 
 log = logging.getLogger(__name__)
 
-#: Jobs that a ring works on at a time; more wait with the owner.
-JOBS = 64
-
 #: Staging blocks of a ring: enough to keep a drive busy while one block is copied.
 STAGING_BLOCKS = 16
-
-#: How long to wait for a completion while the queue has room, in nanoseconds.
-PATIENCE = 2_000_000
 
 
 def set_up(depth: int) -> tuple[int, int]:
@@ -84,7 +77,7 @@ class Context:
                 f"io_setup gave depth {self.depth} of {options.depth}: fs.aio-max-nr is used up or "
                 "AIO is not allowed here; depth 0 means pread and pwrite"
             )
-        self.ring = _ring(context, options.block_bytes, max(1, self.depth))
+        self.ring = new_ring(context, options.block_bytes, max(1, self.depth))
 
     @property
     def staging_bytes(self) -> int:
@@ -107,28 +100,3 @@ class Context:
         if self._staging is not None:
             self._staging.close()
             self._staging = None
-
-
-def _ring(context: int, block: int, depth: int) -> Ring:
-    state = np.zeros(STATE_FIELDS, "i8")
-    state[FREE], state[COUNT] = depth, 0
-    return Ring(
-        context=context,
-        block=block,
-        staging=0,
-        iocbs=np.zeros(depth, IOCB),
-        events=np.zeros(depth, EVENT),
-        slots=np.zeros(depth, SLOT),
-        pending=np.zeros(depth, "i8"),
-        free=np.arange(depth, dtype="i8"),
-        free_staging=np.zeros(depth, "i8"),
-        order=np.zeros(JOBS, "i8"),
-        ended=np.zeros(JOBS, "i8"),
-        jobs=np.zeros(JOBS, JOB),
-        moved=np.zeros((JOBS, len(Path), 3), "i8"),
-        busy=np.zeros((len(Path), 3), "i8"),
-        state=state,
-        inbox=np.zeros(1, "i8"),
-        timeout=np.array([0, PATIENCE], "i8"),
-        clock=np.zeros(2, "i8"),
-    )

@@ -12,8 +12,9 @@ import numpy as np
 from tensorspill.engine.ledger import Ledger
 from tensorspill.errors import BrokenError
 from tensorspill.host_fallback.job import Job
-from tensorspill.host_fallback.layout import Path
+from tensorspill.host_fallback.layout import Mode, Path
 from tensorspill.host_fallback.options import AioOptions
+from tensorspill.host_fallback.ring_state import COUNT, ENDED, HEAD
 
 if TYPE_CHECKING:
     from tensorspill.host_fallback.context import Context
@@ -116,8 +117,6 @@ class Worker:
         return True
 
     def _enter(self, context: Context, job: Job, number: int) -> None:
-        from tensorspill.host_fallback.layout import Mode
-        from tensorspill.host_fallback.ring import COUNT, HEAD
         from tensorspill.host_fallback.segments import PACK_BELOW, cut
 
         if context.depth == 0:
@@ -134,8 +133,6 @@ class Worker:
         ring.state[COUNT] += 1
 
     def _end_jobs(self, context: Context, active: dict[int, Job], numbers: list[int]) -> None:
-        from tensorspill.host_fallback.ring import ENDED
-
         ring = context.ring
         ended = [int(number) for number in ring.ended[: ring.state[ENDED]]]
         ring.state[ENDED] = 0

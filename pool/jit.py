@@ -1,40 +1,89 @@
-"""Compiling with numba: late, without the GIL, cached where there is a place for a cache."""
+"""Compiling with numba: late, without the GIL, cached where there is a place for a cache.
+
+numba's own cache notices when the file of a function changes, but not when a function it calls,
+or a table layout it was compiled for, changes in another file. Machine code for yesterday's layout
+would write to the wrong place, so the cache has a folder for each state of the sources.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
-from collections.abc import Callable
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 
-__all__ = ["compiled"]
+import tensorspill
+
+__all__ = ["cache_folder", "compiled"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 log = logging.getLogger(__name__)
-_reported = False
+
+#: Sub-packages with kernels, or with the layouts that kernels are compiled for.
+_SOURCES = ("engine", "host_fallback", "pool")
+_deciding = threading.Lock()
 
 
 def compiled(function: Function) -> Function:
     """Compile a kernel on first use; import modules that use this only when a kernel is needed.
 
-    The machine code is cached beside the source or in the user's cache folder, so that a second
-    process starts in milliseconds. Where neither can be written, each process compiles anew.
+    A second process loads the machine code from `cache_folder` in milliseconds. Where there is
+    none, each process compiles anew, and a warning says so once.
     """
-    try:
-        return cast(Function, numba.njit(function, nogil=True, cache=True))
-    except RuntimeError as error:
-        _report(error)
+    folder = cache_folder()
+    if folder is None:
         return cast(Function, numba.njit(function, nogil=True))
+    with _deciding:
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, folder
+        try:
+            return cast(Function, numba.njit(function, nogil=True, cache=True))
+        finally:
+            numba.config.CACHE_DIR = before
 
 
-def _report(error: RuntimeError) -> None:
-    global _reported
-    if not _reported:
-        _reported = True
-        log.warning(
-            "No writable place to cache compiled kernels (%s): every process compiles them anew, "
-            "which takes some seconds. Set NUMBA_CACHE_DIR to a writable folder",
-            error,
-        )
+@functools.cache
+def cache_folder() -> str | None:
+    """Return the folder for machine code, or None if no place for one is writable.
+
+    It is below ``NUMBA_CACHE_DIR`` if that is set, else beside the sources, else below the user's
+    cache folder.
+    """
+    name = f"tensorspill-{_fingerprint()}"
+    for place in _places():
+        folder = os.path.join(place, name)
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError:
+            continue
+        return folder
+    log.warning(
+        "No writable place to cache compiled kernels: every process compiles them anew, which "
+        "takes some seconds. Set NUMBA_CACHE_DIR to a writable folder"
+    )
+    return None
+
+
+def _places() -> Iterator[str]:
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        yield chosen
+        return
+    yield os.path.join(os.path.dirname(os.path.realpath(__file__)), "__pycache__")
+    yield os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+
+
+def _fingerprint() -> str:
+    """Return a digest of all sources that compiled code depends on."""
+    package = Path(tensorspill.__file__).parent
+    digest = hashlib.blake2b(digest_size=8)
+    for source in sorted(path for name in _SOURCES for path in (package / name).glob("*.py")):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()

@@ -35,11 +35,8 @@ def _at(nbytes: int, shift: int) -> torch.Tensor:
 
 def guards_intact(tensor: torch.Tensor) -> bool:
     """Whether the poison around a tensor from `poisoned` is still there."""
-    whole = torch.empty(0, dtype=torch.uint8).set_(
-        tensor.untyped_storage(),
-        tensor.storage_offset() - GUARD,
-        (tensor.numel() + 2 * GUARD,),
-    )
+    start = tensor.storage_offset() - GUARD
+    whole = tensor.as_strided((tensor.numel() + 2 * GUARD,), (1,), start)
     return bool((whole[:GUARD] == POISON).all() and (whole[-GUARD:] == POISON).all())
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import tensorspill
 from tensorspill.engine import Engine
@@ -16,7 +17,7 @@ class Lane:
     open: Callable[..., Engine]
 
 
-def _aio(name: str, **options: object) -> Lane:
+def _aio(name: str, **options: Any) -> Lane:
     return Lane(name, partial(tensorspill.open_engine, backend="aio", **options))
 
 

@@ -1,0 +1,118 @@
+"""Compiled steps of one operation: copying, pread and pwrite, accounting."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from tensorspill.engine.batch import REQUEST
+from tensorspill.host_fallback import libc
+from tensorspill.host_fallback.layout import FILE
+from tensorspill.pool.jit import compiled
+
+__all__ = ["copy", "count", "settle", "started", "stopped", "synchronous", "tables"]
+
+_EINTR, _ENODATA, _EIO = errno.EINTR, errno.ENODATA, errno.EIO
+
+Array = np.ndarray[Any, Any]
+
+
+@compiled
+def started(ring: Any, path: int) -> None:
+    """Account that an operation of `path` began."""
+    if ring.busy[path, 0] == 0:
+        ring.busy[path, 1] = libc.nanoseconds(ring.clock)
+    ring.busy[path, 0] += 1
+
+
+@compiled
+def stopped(ring: Any, path: int) -> None:
+    """Account that an operation of `path` ended."""
+    ring.busy[path, 0] -= 1
+    if ring.busy[path, 0] == 0:
+        ring.busy[path, 2] += libc.nanoseconds(ring.clock) - ring.busy[path, 1]
+
+
+@compiled
+def count(ring: Any, job: int, path: int, nbytes: int, io_bytes: int) -> None:
+    """Account bytes that were moved."""
+    ring.moved[job, path, 0] += nbytes
+    ring.moved[job, path, 1] += io_bytes
+    ring.moved[job, path, 2] += 1
+
+
+@compiled
+def tables(ring: Any, job: int) -> tuple[Array, Array]:
+    """Return the requests and files of a job. Lengths are bounded by the segments' indices."""
+    row = ring.jobs[job]
+    requests = carray(libc.at(row.requests), 1 << 40, REQUEST)
+    files = carray(libc.at(row.files), 1 << 20, FILE)
+    return requests, files
+
+
+@compiled
+def copy(requests: Array, slot: Any, nbytes: int) -> int:
+    """Gather (write) or scatter (read) the first `nbytes` of a staging block.
+
+    A gathered block is zero wherever no request is. Return the bytes of callers' buffers.
+    """
+    moved = 0
+    base, begin, write = slot.addr, slot.offset, slot.write != 0
+    end = begin + nbytes
+    filled = begin
+    stop = min(end, slot.useful)
+    for i in range(slot.request, slot.last + 1):
+        row = requests[i]
+        if row.offset >= stop:
+            break
+        low, high = max(begin, row.offset), min(stop, row.offset + row.nbytes)
+        if high > low:
+            inside, outside = base + low - begin, row.addr + low - row.offset
+            if write:
+                libc.memset(base + filled - begin, 0, low - filled)
+                libc.memcpy(inside, outside, high - low)
+                filled = high
+            else:
+                libc.memcpy(outside, inside, high - low)
+            moved += high - low
+    if write:
+        libc.memset(base + filled - begin, 0, end - filled)
+    return moved
+
+
+@compiled
+def settle(requests: Array, slot: Any, nbytes: int) -> int:
+    """Hand over the first `nbytes` of an operation; return the bytes of callers' buffers."""
+    if slot.staging < 0:
+        return nbytes
+    if not slot.write:
+        return copy(requests, slot, nbytes)
+    begin, stop = slot.offset, slot.offset + nbytes
+    total = 0
+    for i in range(slot.request, slot.last + 1):
+        row = requests[i]
+        total += max(0, min(stop, row.offset + row.nbytes) - max(begin, row.offset))
+    return total
+
+
+@compiled
+def synchronous(fd: int, write: bool, addr: int, offset: int, nbytes: int) -> int:
+    """Move a range by pread or pwrite, all of it; return 0 or an errno."""
+    done = 0
+    while done < nbytes:
+        if write:
+            r = libc.pwrite(fd, addr + done, nbytes - done, offset + done)
+        else:
+            r = libc.pread(fd, addr + done, nbytes - done, offset + done)
+        if r < 0:
+            code = libc.errno()
+            if code != _EINTR:
+                return code
+        elif r == 0:
+            return _EIO if write else _ENODATA
+        else:
+            done += r
+    return 0

@@ -1,0 +1,79 @@
+import threading
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+
+import pytest
+
+from tensorspill.engine import Transfer, TransferRecord, gather
+
+
+def ended(nbytes: int = 10, error: BaseException | None = None) -> Transfer:
+    transfer = Transfer(nbytes)
+    transfer.end(error or TransferRecord(nbytes, 0.5, {"direct": nbytes}))
+    return transfer
+
+
+def test_a_gathered_transfer_sums_its_parts():
+    record = gather([ended(10), ended(20)]).result(10)
+    assert (record.nbytes, record.seconds, record.by_path) == (30, 0.5, {"direct": 30})
+    assert gather([]).result(10).nbytes == 0
+
+
+def test_a_gathered_transfer_ends_when_all_have():
+    late = Transfer(1)
+    whole = gather([ended(error=OSError("first")), late])
+    assert not whole.done()
+    late.end(TransferRecord(1, 0.1, {}))
+    with pytest.raises(OSError, match="first"):
+        whole.result(10)
+
+
+def test_finish_runs_before_the_end_and_has_the_last_word():
+    seen = []
+
+    def finish(error: BaseException | None) -> BaseException | None:
+        seen.append((error, whole_done()))
+        return ValueError("mine")
+
+    part = Transfer(1)
+    whole = gather([part], finish)
+
+    def whole_done() -> bool:
+        return whole.done()
+
+    part.end(TransferRecord(1, 0.1, {}))
+    assert seen == [(None, False)]
+    with pytest.raises(ValueError, match="mine"):
+        whole.result(10)
+
+
+def test_a_finish_that_raises_ends_the_transfer():
+    def finish(error: BaseException | None) -> BaseException | None:
+        raise RuntimeError("bug")
+
+    with pytest.raises(RuntimeError, match="bug"):
+        gather([ended()], finish).result(10)
+
+
+def test_finish_may_run_elsewhere():
+    threads = []
+    with ThreadPoolExecutor(1) as executor:
+
+        def finish(error: BaseException | None) -> BaseException | None:
+            threads.append(threading.current_thread())
+            return error
+
+        gather([ended()], finish, executor.submit).result(10)
+    assert threads[0] is not threading.current_thread()
+
+
+def test_cancelling_a_gathered_transfer_cancels_its_parts():
+    stopped: list[int] = []
+    parts = [Transfer(1, lambda i=i: stopped.append(i)) for i in range(3)]
+    whole = gather(parts)
+    parts[0].end(TransferRecord(1, 0.1, {}))
+    assert whole.cancel()
+    assert stopped == [1, 2]
+    for part in parts[1:]:
+        part.end(CancelledError())
+    assert whole.cancelled()
+    assert not whole.cancel()
