@@ -1,0 +1,6 @@
+"""Blocks of a model whose parameters live in the spill file and visit memory when they are used."""
+
+from tensorspill.residency.residency import Residency
+from tensorspill.residency.statistics import Footprint, ResidencyStatistics, footprint
+
+__all__ = ["Footprint", "Residency", "ResidencyStatistics", "footprint"]

@@ -1,0 +1,71 @@
+"""A parameter that lives in the spill file, and where it is now."""
+
+from __future__ import annotations
+
+import enum
+
+import torch
+
+from tensorspill.engine.transfer import Transfer
+from tensorspill.pool.sizes import round_up
+
+__all__ = ["BUFFER_ALIGNMENT", "Spilled", "State", "cost"]
+
+#: Buffers of the pool begin and end on multiples of this.
+BUFFER_ALIGNMENT = 4096
+
+
+def cost(parameter: torch.Tensor) -> int:
+    """Return the bytes of the pool that a parameter takes while it is in memory."""
+    return round_up(parameter.nbytes, BUFFER_ALIGNMENT)
+
+
+class State(enum.Enum):
+    """Where a spilled parameter is."""
+
+    AWAY = enum.auto()
+    COMING = enum.auto()
+    HERE = enum.auto()
+    #: Here, and being written to the drive: may be read, not changed.
+    GOING = enum.auto()
+
+
+class Spilled:
+    """A parameter that lives in the spill file.
+
+    Attributes
+    ----------
+    parameter : torch.nn.Parameter
+        Its ``data`` is a placeholder while it is away.
+    nbytes : int
+        Bytes of the pool that it takes while it is in memory.
+    state : State
+        Where it is.
+    pins : int
+        For how many reasons it must stay in memory.
+    dirty : bool
+        The memory has a newer value than the drive.
+    version : int
+        Of `parameter` (autograd's counter of changes in place) when memory and drive were equal.
+    transfer : Transfer or None
+        That it is part of.
+    address : int
+        Of its memory, while it is here.
+    """
+
+    __slots__ = ("address", "dirty", "nbytes", "parameter", "pins", "state", "transfer", "version")
+
+    def __init__(self, parameter: torch.nn.Parameter) -> None:
+        self.parameter = parameter
+        self.nbytes = cost(parameter)
+        self.state = State.AWAY
+        self.pins = 0
+        self.dirty = False
+        self.version = parameter._version
+        self.transfer: Transfer | None = None
+        self.address = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be let go: nobody needs it, and the drive has the same value."""
+        return self.state is State.HERE and not self.pins and not self.dirty

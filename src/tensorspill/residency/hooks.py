@@ -1,0 +1,155 @@
+"""The hooks on a model's blocks: parameters in memory before forward and backward, gone after."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorspill import saved_tensors
+from tensorspill.residency.saved import SavedParameter, in_own_memory, locate, new_nodes
+from tensorspill.residency.schedule import Phase, Schedule
+from tensorspill.residency.visits import Backward, Block, Visit, in_backward
+
+__all__ = ["BlockHooks"]
+
+
+class _Call:
+    """A forward under way: what has to be undone when it ends."""
+
+    __slots__ = ("held", "hooks", "visit")
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit = visit
+        self.held = False
+        self.hooks: AbstractContextManager[None] | None = None
+
+
+class BlockHooks:
+    """Brings the parameters of blocks for forward and backward.
+
+    Forward: the pre-hook takes them, the hook gives them back, also after an exception. What
+    autograd saves meanwhile and lies in their memory is kept as a `SavedParameter`.
+
+    Backward: a block is entered when the gradient of an output is complete, or when a saved
+    parameter of it is needed, whichever comes first; `Backward` knows when it is left.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        Takes and gives back parameters.
+    lock : threading.RLock
+        Held while anything changes.
+    """
+
+    def __init__(self, schedule: Schedule, lock: threading.RLock) -> None:
+        self._schedule = schedule
+        self._lock = lock
+        self._backward = Backward(self._enter_backward, schedule.release, lock)
+        self._serials = itertools.count()
+        self._local = threading.local()
+        self._handles: list[Any] = []
+
+    def watch_model(self, model: nn.Module) -> None:
+        """Clean up, when `model` is called, after a call that Ctrl-C ended."""
+        self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
+
+    def watch_block(self, block: Block) -> None:
+        """Bring the parameters of `block` from now on."""
+        before, after = partial(self._before, block), partial(self._after, block)
+        self._handles += [
+            block.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            block.module.register_forward_hook(after, always_call=True, with_kwargs=True),
+        ]
+
+    def remove(self) -> None:
+        """Remove all hooks from the modules."""
+        for handle in self._handles:
+            handle.remove()
+
+    def settle(self) -> None:
+        """Let go what a backward that failed has left behind."""
+        self._backward.leave_what_is_over()
+
+    # -- forward -------------------------------------------------------------------------------
+
+    @property
+    def _calls(self) -> list[_Call]:
+        """The calls under way in this thread, outermost first."""
+        if not hasattr(self._local, "calls"):
+            self._local.calls = []
+        calls: list[_Call] = self._local.calls
+        return calls
+
+    def _begin(self, *_: Any) -> None:
+        # `always_call` hooks run after an Exception, but not after a KeyboardInterrupt.
+        with self._lock:
+            while self._calls:
+                self._end(self._calls.pop())
+
+    def _before(self, block: Block, *_: Any) -> None:
+        with self._lock:
+            self._backward.leave_what_is_over()
+            call = _Call(Visit(next(self._serials), block, block.entries))
+            self._calls.append(call)
+            phase = Phase.RECOMPUTE if in_backward() else Phase.FORWARD
+            self._schedule.acquire(block.entries, (phase, block))
+            call.held = True
+            call.hooks = saved_tensors.hooks(self)
+            call.hooks.__enter__()
+
+    def _after(self, block: Block, _: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        calls = self._calls
+        if not calls or calls[-1].visit.block is not block:
+            return None  # a pre-hook that runs before ours failed
+        with self._lock:
+            call = calls.pop()
+            try:
+                output = in_own_memory(output, self._schedule.find)
+                for node in new_nodes(output, (args, kwargs)):
+                    node.register_prehook(partial(self._reached, call.visit))
+            finally:
+                self._end(call)
+        return output
+
+    def _end(self, call: _Call) -> None:
+        hooks, call.hooks = call.hooks, None
+        if hooks is not None:
+            hooks.__exit__(None, None, None)
+        if call.held:
+            call.held = False
+            self._schedule.release(call.visit.entries)
+
+    # -- backward ------------------------------------------------------------------------------
+
+    def pack(self, tensor: torch.Tensor) -> SavedParameter | None:
+        """Keep what lies in a parameter's memory as a place in it (see `saved_tensors.Handler`)."""
+        entry = locate(tensor, self._schedule.find)
+        if entry is None:
+            return None
+        return SavedParameter(tensor, entry, partial(self._unpack, self._calls[-1].visit))
+
+    def _unpack(self, visit: Visit, saved: SavedParameter) -> torch.Tensor:
+        with self._lock:
+            if in_backward():
+                self._backward.enter(visit)
+                self._backward.hold(visit, saved.entry)
+                # With create_graph, what is unpacked here is saved once more, and not through us.
+                return saved.view().clone() if torch.is_grad_enabled() else saved.view()
+            self._schedule.acquire([saved.entry])
+            try:
+                return saved.view().clone()
+            finally:
+                self._schedule.release([saved.entry])
+
+    def _reached(self, visit: Visit, *_: Any) -> None:
+        with self._lock:
+            self._backward.enter(visit)
+
+    def _enter_backward(self, visit: Visit) -> None:
+        self._schedule.acquire(visit.entries, (Phase.BACKWARD, visit.block))

@@ -1,0 +1,203 @@
+"""Which of the spilled parameters are kept in memory, which are fetched, which are let go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tensorspill.errors import CapacityError
+from tensorspill.residency.entry import Spilled, State
+from tensorspill.residency.store import ParameterStore
+
+__all__ = ["ResidentMemory"]
+
+
+class ResidentMemory:
+    """Policy: holds what is in use, and beside it the soonest needed that fit.
+
+    Who uses parameters calls `acquire` before and `release` after, and says each time what will be
+    used next; what is not among the soonest of that is let go. Not safe for concurrent use.
+
+    Parameters
+    ----------
+    store : ParameterStore
+        Carries it out.
+    capacity : int
+        Bytes of the pool.
+    prefetch : int, optional
+        How many groups to keep or fetch ahead; as many as there is room for if not given.
+
+    Attributes
+    ----------
+    counts : dict of str to int
+        What was done; see `ResidencyStatistics`.
+    """
+
+    def __init__(self, store: ParameterStore, capacity: int, prefetch: int | None = None) -> None:
+        self.store = store
+        self.capacity = capacity
+        self._prefetch = prefetch
+        self._rank: dict[Spilled, int] = {}
+        self.counts = dict.fromkeys(("visits", "awaited", "on_demand", "ahead"), 0)
+
+    def acquire(
+        self,
+        entries: Sequence[Spilled],
+        upcoming: Iterable[Sequence[Spilled]] = (),
+        *,
+        changing: bool = False,
+    ) -> None:
+        """Pin parameters in memory; on return they may be read, or changed if `changing`.
+
+        Parameters
+        ----------
+        entries : sequence of Spilled
+            What is needed.
+        upcoming : iterable of sequence of Spilled
+            What will be needed next, soonest first; may be long.
+        changing : bool
+            Wait for writes of them as well.
+
+        Raises
+        ------
+        CapacityError
+            The pool has no room beside what is pinned.
+        SpillError
+            A read failed, or an earlier write of some parameter did; that one stays in memory.
+
+        After an error nothing is pinned that was not before.
+        """
+        for entry in entries:
+            entry.pins += 1
+        try:
+            self.store.collect()
+            self._count(entries)
+            self._bring(entries)
+            self._arrange(upcoming)
+            for entry in entries:
+                if entry.state is State.COMING or (changing and entry.state is State.GOING):
+                    self._await(entry)
+        except BaseException:
+            for entry in entries:
+                entry.pins -= 1
+            raise
+
+    def release(
+        self,
+        entries: Iterable[Spilled],
+        upcoming: Iterable[Sequence[Spilled]] = (),
+        *,
+        changed: bool = False,
+    ) -> None:
+        """Unpin parameters; those that changed begin to be written once nobody pins them.
+
+        `changed` says that all but frozen ones did. Changes in place that autograd counts are
+        noticed in any case.
+
+        Raises
+        ------
+        SpillError
+            A write could not be started, or an earlier one failed; everything is unpinned, and
+            what could not be written stays in memory.
+        """
+        last = []
+        for entry in entries:
+            entry.pins -= 1
+            parameter = entry.parameter
+            if (changed and parameter.requires_grad) or parameter._version != entry.version:
+                entry.dirty = True
+            if entry.dirty and not entry.pins:
+                last.append(entry)
+        self.store.write(last)
+        self.store.collect()
+        self._arrange(upcoming)
+
+    def flush(self) -> None:
+        """Write what changed, wait for all transfers, and let go everything that is not pinned.
+
+        Raises
+        ------
+        SpillError
+            A write failed; a later call tries that one once more.
+        """
+        self._rank = {}
+        self.store.write([e for e in self.store.held if e.dirty and not e.pins])
+        self.store.collect(wait=True)
+        self.store.evict([e for e in self.store.held if e.idle])
+
+    def pinned_bytes(self, besides: Iterable[Spilled] = ()) -> int:
+        """Return how many bytes of the pool must stay as they are, `besides` these."""
+        others = self.store.held.keys() - set(besides)
+        return sum(entry.nbytes for entry in others if entry.pins)
+
+    # -- fetching what is needed -----------------------------------------------------------------
+
+    def _count(self, entries: Sequence[Spilled]) -> None:
+        self.counts["visits"] += 1
+        if any(e.state is State.AWAY for e in entries):
+            self.counts["on_demand"] += 1
+        elif any(e.state is State.COMING for e in entries):
+            self.counts["awaited"] += 1
+
+    def _await(self, entry: Spilled) -> None:
+        error = self.store.outcome(entry)
+        if error is not None:
+            raise error
+
+    def _bring(self, entries: Sequence[Spilled]) -> None:
+        """Begin to read what is away, making room for it if need be."""
+        while away := [e for e in entries if e.state is State.AWAY]:
+            try:
+                self.store.read(away)
+            except CapacityError:
+                if not (self._give_way() or self._start_over(entries)):
+                    raise
+
+    def _give_way(self) -> bool:
+        """Free something that nobody pins: what is needed last first; say whether there was any."""
+        loose = [entry for entry in self.store.held if not entry.pins]
+        if idle := [entry for entry in loose if entry.idle]:
+            self.store.evict([max(idle, key=lambda e: self._rank.get(e, len(self._rank)))])
+        elif going := [entry for entry in loose if entry.state is State.GOING]:
+            self._await(going[0])
+        elif coming := [entry for entry in loose if entry.state is State.COMING]:
+            self.store.outcome(coming[-1])
+        else:
+            self.store.write(loose)
+        return bool(loose)
+
+    def _start_over(self, entries: Sequence[Spilled]) -> bool:
+        """Let go even the part of `entries` that is here, where it splits the free space."""
+        ours = [e for e in entries if e.state is State.HERE and e.pins == 1 and not e.dirty]
+        self.store.evict(ours)
+        return bool(ours)
+
+    # -- looking ahead ---------------------------------------------------------------------------
+
+    def _arrange(self, upcoming: Iterable[Sequence[Spilled]]) -> None:
+        """Let go what `_window` has not; fetch what it has, soonest first, while there is room."""
+        window = self._window(upcoming)
+        self._rank = {entry: rank for rank, group in enumerate(window) for entry in group}
+        self.store.evict([e for e in self.store.held if e.idle and e not in self._rank])
+        for group in window:
+            away = [entry for entry in group if entry.state is State.AWAY]
+            try:
+                if away:
+                    self.store.read(away)
+                    self.counts["ahead"] += 1
+            except CapacityError:
+                return
+
+    def _window(self, upcoming: Iterable[Sequence[Spilled]]) -> list[list[Spilled]]:
+        """Return the soonest groups that fit beside what is pinned, without repetitions."""
+        seen = {entry for entry in self.store.held if entry.pins}
+        room = self.capacity - sum(entry.nbytes for entry in seen)
+        window: list[list[Spilled]] = []
+        for group in upcoming:
+            fresh = [entry for entry in group if entry not in seen]
+            room -= sum(entry.nbytes for entry in fresh)
+            if room < 0 or (fresh and len(window) == self._prefetch):
+                break
+            if fresh:
+                window.append(fresh)
+                seen.update(fresh)
+        return window

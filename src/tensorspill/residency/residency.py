@@ -1,0 +1,305 @@
+"""Blocks of a model whose parameters live in the spill file and visit memory when they are used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import nn
+
+from tensorspill.errors import CapacityError, ClosedError, UnsupportedError
+from tensorspill.residency.entry import Spilled
+from tensorspill.residency.hooks import BlockHooks
+from tensorspill.residency.memory import ResidentMemory
+from tensorspill.residency.schedule import Phase, Schedule
+from tensorspill.residency.statistics import ResidencyStatistics, footprint, spillable
+from tensorspill.residency.store import ParameterStore
+from tensorspill.residency.visits import Block
+
+if TYPE_CHECKING:
+    from tensorspill.swapper import ParameterSwapper
+
+__all__ = ["Residency"]
+
+
+class Residency:
+    """Keeps the parameters of a model's blocks in the spill file, and brings them when needed.
+
+    A block's parameters are fetched before its forward and before its backward, and let go after.
+    While one block computes, the next ones are fetched ahead, in the order in which blocks were
+    used the last time, as far as the swapper's budget has room. In between, ``parameter.data`` is a
+    placeholder of the same shape (NaN, for floating-point types). Gradients stay in memory.
+
+    Training gives the same numbers, to the last bit, as with all parameters in memory; also with
+    parameters shared between blocks, blocks called several times, frozen parameters, `no_grad`,
+    and activation checkpointing around or inside of blocks.
+
+    The order of calls::
+
+        residency = Residency(model, model.blocks, swapper)
+        for batch in data:
+            loss(model, batch).backward()
+            for block in model.blocks:
+                with residency.updating(block):
+                    optimizers[block].step()
+        residency.close()
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The whole model. What is not in a block, or is shared with something outside of blocks, is
+        smaller than the swapper's threshold, has another dtype, or is not contiguous, stays in
+        memory.
+    blocks : iterable of torch.nn.Module
+        Modules of `model`, in the order of forward. They must be *called* (`module(x)`): what uses
+        their parameters in other ways meets placeholders. More can be added by `add`.
+    swapper : ParameterSwapper
+        Its budget limits what is in memory. Not closed by this object, and not to be used by others
+        for the same parameters meanwhile.
+    prefetch : int, optional
+        How many blocks to fetch ahead; as many as there is room for if not given. If it is given,
+        there must be room for one at least.
+
+    Raises
+    ------
+    CapacityError
+        The budget is too small for the largest block, or for fetching ahead if `prefetch` asks for
+        it; the error says the smallest that works. The model is unchanged.
+    UnsupportedError
+        A block is not a module of `model`.
+
+    Notes
+    -----
+    After an error in the middle of a step nothing stays pinned, and the next step can be taken.
+    Views of a parameter that code keeps outside of autograd's saved tensors (in an attribute, say)
+    are not valid after the block's forward; what a block returns in a container that
+    `torch.utils._pytree` doesn't know isn't looked into.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Iterable[nn.Module],
+        swapper: ParameterSwapper,
+        *,
+        prefetch: int | None = None,
+    ) -> None:
+        self._model = model
+        self._swapper = swapper
+        self._prefetch = prefetch
+        self._blocks: list[Block] = []
+        self._entries: dict[nn.Parameter, Spilled] = {}
+        self._store = ParameterStore(swapper)
+        self._memory = ResidentMemory(self._store, swapper.budget, prefetch)
+        self._schedule = Schedule(self._memory, self._blocks)
+        self._lock = threading.RLock()
+        self._hooks = BlockHooks(self._schedule, self._lock)
+        self._closed = False
+        blocks = list(blocks)
+        self._check_budget(blocks)
+        self._hooks.watch_model(model)
+        for block in blocks:
+            self.add(block)
+        self._store.peak_bytes = self._store.resident_bytes
+
+    # -- what users call -----------------------------------------------------------------------
+
+    def add(self, block: nn.Module) -> None:
+        """Spill one more block of the model: write its parameters, and let go their memory.
+
+        A model that is built block by block, each added before the next is made, never has to fit
+        in memory as a whole.
+
+        Raises
+        ------
+        CapacityError
+            The budget is smaller than the block, or the spill file is full; nothing changed.
+        UnsupportedError
+            `block` is not a module of the model, or was added before; or a parameter that is
+            spilled already is used outside of blocks by now.
+        """
+        with self._lock:
+            self._check_open()
+            self._check_block(block)
+            self._check_budget([block])
+            spilled = self._spillable([block])
+            fresh = [p for p in block.parameters() if p in spilled and p not in self._entries]
+            entries = {parameter: Spilled(parameter) for parameter in fresh}
+            self._store.keep_outside(self._outside_bytes())
+            self._store.adopt(list(entries.values()))
+            self._entries |= entries
+            self._store.keep_outside(self._outside_bytes())
+            self._blocks.append(Block(len(self._blocks), block))
+            for known in self._blocks:  # what earlier blocks share with this one is spilled now
+                known.entries = self._spilled(known.module)
+            self._hooks.watch_block(self._blocks[-1])
+
+    @contextmanager
+    def updating(self, *modules: nn.Module) -> Iterator[None]:
+        """Return a context in which the parameters of `modules` are in memory to be changed.
+
+        They begin to be written when it ends, also by an exception; a write that fails is raised by
+        a later call (or `flush`), and its parameters stay in memory until they could be written.
+
+        Parameters
+        ----------
+        *modules : torch.nn.Module
+            Blocks, or any other modules of the model. What is not spilled is not touched.
+
+        Raises
+        ------
+        CapacityError
+            They don't fit in memory together.
+        SpillError
+            A read failed, or an earlier write.
+        """
+        with self._using(modules, Phase.UPDATE):
+            yield
+
+    @contextmanager
+    def resident(self, *modules: nn.Module) -> Iterator[None]:
+        """Return a context in which the parameters of `modules` are in memory to be read.
+
+        Raises what `updating` raises.
+        """
+        with self._using(modules, Phase.READ):
+            yield
+
+    def flush(self) -> None:
+        """Wait until all that was changed is on the drive, and let go what is not in use.
+
+        Raises
+        ------
+        SpillError
+            A write failed; its parameters stay in memory, and a later call tries again.
+        """
+        with self._lock:
+            self._hooks.settle()
+            self._memory.flush()
+
+    def statistics(self) -> ResidencyStatistics:
+        """Return what was done so far; works after `close` as well."""
+        with self._lock:
+            self._hooks.settle()
+            store = self._store
+            return ResidencyStatistics(
+                blocks=len(self._blocks),
+                parameters=len(self._entries),
+                spilled_bytes=sum(parameter.nbytes for parameter in self._entries),
+                outside_bytes=store.outside_bytes,
+                resident_bytes=store.resident_bytes,
+                peak_bytes=store.peak_bytes,
+                budget_bytes=store.outside_bytes + self._memory.capacity,
+                pinned_bytes=self._memory.pinned_bytes(),
+                transfer_seconds=store.clock.busy,
+                stalled_seconds=store.clock.stalled,
+                **store.counts,
+                **self._memory.counts,
+            )
+
+    def close(self, *, restore: bool = False) -> None:
+        """Write what changed, remove the hooks; a second time does no harm.
+
+        Parameters
+        ----------
+        restore : bool
+            Bring all parameters back to ordinary memory, where they must fit. Otherwise they stay
+            placeholders, and their values in the spill file as long as the swapper is open.
+
+        Raises
+        ------
+        SpillError
+            A write failed, or a read of `restore`; the hooks are removed nevertheless.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._hooks.remove()
+            self.flush()
+            if restore:
+                self._restore()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- details -------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("The residency is closed")
+
+    def _check_block(self, block: nn.Module) -> None:
+        if all(block is not module for module in self._model.modules()):
+            raise UnsupportedError("A block must be a module of the model")
+        if any(block is known.module for known in self._blocks):
+            raise UnsupportedError("This block was added before")
+
+    def _check_budget(self, blocks: list[nn.Module]) -> None:
+        known = [block.module for block in self._blocks]
+        needs = footprint(self._model, [*known, *blocks], self._can_spill)
+        smallest = needs.prefetch_budget if self._prefetch else needs.smallest_budget
+        budget = needs.outside_bytes + self._swapper.budget
+        if budget < smallest:
+            ahead = " and the one fetched ahead" if self._prefetch else ""
+            raise CapacityError(
+                f"The budget is too small for the largest block{ahead}",
+                asked=smallest - needs.outside_bytes,
+                free=self._swapper.budget,
+                largest=self._swapper.budget,
+                remedy=f"The smallest that works is {smallest} bytes, of which "
+                f"{needs.outside_bytes} are for parameters that stay in memory",
+            )
+
+    def _can_spill(self, parameter: nn.Parameter) -> bool:
+        if parameter in self._entries:
+            return True
+        same = parameter.dtype == self._swapper.dtype and parameter.is_cpu
+        return same and parameter.is_contiguous() and self._swapper.swappable(parameter)
+
+    def _spillable(self, more: list[nn.Module]) -> dict[nn.Parameter, None]:
+        blocks = [block.module for block in self._blocks] + more
+        spilled = spillable(self._model, blocks, self._can_spill)
+        if any(parameter not in spilled for parameter in self._entries):
+            raise UnsupportedError("A spilled parameter is used outside of blocks by now")
+        return spilled
+
+    def _spilled(self, module: nn.Module) -> list[Spilled]:
+        return [self._entries[p] for p in module.parameters() if p in self._entries]
+
+    def _outside_bytes(self) -> int:
+        return sum(p.nbytes for p in self._model.parameters() if p not in self._entries)
+
+    @contextmanager
+    def _using(self, modules: tuple[nn.Module, ...], phase: Phase) -> Iterator[None]:
+        with self._lock:
+            self._check_open()
+            self._hooks.settle()
+            entries = list(dict.fromkeys(e for m in modules for e in self._spilled(m)))
+            block = next((b for b in self._blocks if modules == (b.module,)), None)
+            step = None if block is None else (phase, block)
+            changing = phase is Phase.UPDATE
+            self._schedule.acquire(entries, step, changing=changing)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._schedule.release(entries, changed=changing)
+
+    def _restore(self) -> None:
+        for parameter in self._entries:
+            memory = torch.empty(parameter.shape, dtype=parameter.dtype)
+            self._swapper.swap_into(parameter, memory)
+            parameter.data = memory

@@ -1,0 +1,113 @@
+"""What is used now, and what is therefore fetched ahead."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+
+from tensorspill.errors import BrokenError, CapacityError
+from tensorspill.residency.entry import Spilled
+from tensorspill.residency.memory import ResidentMemory
+from tensorspill.residency.order import Order
+from tensorspill.residency.visits import Block
+
+__all__ = ["Phase", "Schedule"]
+
+_LOOK_AHEAD = 4
+
+
+class Phase(enum.Enum):
+    """What a block is visited for."""
+
+    FORWARD = enum.auto()
+    RECOMPUTE = enum.auto()
+    BACKWARD = enum.auto()
+    UPDATE = enum.auto()
+    READ = enum.auto()
+
+
+Step = tuple[Phase, int]
+
+
+class Schedule:
+    """Takes parameters into memory for the one who needs them, and looks ahead.
+
+    Parameters
+    ----------
+    memory : ResidentMemory
+        Does it.
+    blocks : list of Block
+        In the order of forward; may grow.
+    """
+
+    def __init__(self, memory: ResidentMemory, blocks: list[Block]) -> None:
+        self._memory = memory
+        self._blocks = blocks
+        self._order: Order[Step] = Order(self._guess)
+        self.find = memory.store.find
+
+    def acquire(
+        self,
+        entries: Sequence[Spilled],
+        step: tuple[Phase, Block] | None = None,
+        *,
+        changing: bool = False,
+    ) -> None:
+        """Pin parameters in memory, and start to fetch what comes next.
+
+        Parameters
+        ----------
+        entries : sequence of Spilled
+            What is needed.
+        step : (Phase, Block), optional
+            Which step of the training this is, if it is one.
+        changing : bool
+            They will be changed.
+
+        Raises
+        ------
+        CapacityError
+            They don't fit beside what is in use; says what would.
+        SpillError
+            A read failed, or an earlier write.
+        """
+        if step is not None:
+            self._order.visited((step[0], step[1].number))
+        try:
+            self._memory.acquire(entries, self._upcoming(), changing=changing)
+        except BrokenError:
+            raise
+        except CapacityError as error:
+            raise self._too_small(entries, error) from error
+
+    def release(self, entries: Iterable[Spilled], *, changed: bool = False) -> None:
+        """Unpin parameters; what changed is written, what is not needed soon is let go."""
+        self._memory.release(entries, self._upcoming(), changed=changed)
+
+    def _upcoming(self) -> Iterator[Sequence[Spilled]]:
+        for _, number in self._order.upcoming(_LOOK_AHEAD * len(self._blocks)):
+            yield self._blocks[number].entries
+
+    def _guess(self, step: Step) -> Step | None:
+        """Return what follows a step in plain training."""
+        phase, number = step
+        last = len(self._blocks) - 1
+        if phase is Phase.FORWARD:
+            return (phase, number + 1) if number < last else (Phase.BACKWARD, number)
+        if phase is Phase.UPDATE:
+            return (phase, number + 1) if number < last else (Phase.FORWARD, 0)
+        if phase is Phase.READ:
+            return (phase, number + 1) if number < last else None
+        return (Phase.BACKWARD, number - 1) if number else (Phase.UPDATE, 0)
+
+    def _too_small(self, entries: Iterable[Spilled], error: CapacityError) -> CapacityError:
+        asked = sum(entry.nbytes for entry in entries)
+        used = self._memory.pinned_bytes(besides=entries)
+        enough = self._memory.store.outside_bytes + asked + used
+        return CapacityError(
+            f"The budget has no room for these parameters beside {used} bytes in use",
+            asked=asked,
+            free=error.free,
+            largest=error.largest,
+            remedy=f"This takes a budget of {enough} bytes at least",
+        )

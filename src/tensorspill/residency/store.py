@@ -1,0 +1,205 @@
+"""Moving spilled parameters between drive and memory, and keeping the books about it."""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from tensorspill.engine.transfer import Transfer
+from tensorspill.residency.clock import TransferClock
+from tensorspill.residency.entry import Spilled, State
+
+if TYPE_CHECKING:
+    from tensorspill.swapper import ParameterSwapper
+
+__all__ = ["ParameterStore"]
+
+
+class ParameterStore:
+    """Mechanism without policy: reads, writes and lets go what it is told to.
+
+    Parameters
+    ----------
+    swapper : ParameterSwapper
+        Moves the parameters. Not closed by this object.
+
+    Attributes
+    ----------
+    held : dict of Spilled
+        Those that take memory of the pool: all but the ones that are away.
+    held_bytes : int
+        Bytes they take.
+    outside_bytes : int
+        Bytes of parameters that the owner keeps in memory beside these.
+    peak_bytes : int
+        The most that ``held_bytes + outside_bytes`` has been.
+    clock : TransferClock
+        Of the transfers.
+    counts : dict of str to int
+        What was done; see `ResidencyStatistics`.
+    """
+
+    def __init__(self, swapper: ParameterSwapper) -> None:
+        self._swapper = swapper
+        self._transfers: dict[Transfer, list[Spilled]] = {}
+        self._starts: list[int] = []
+        self._at: dict[int, Spilled] = {}
+        self.held: dict[Spilled, None] = {}
+        self.held_bytes = self.outside_bytes = self.peak_bytes = 0
+        self.clock = TransferClock()
+        self.counts = dict.fromkeys(("evictions", "bytes_in", "bytes_out"), 0)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of parameters in memory now."""
+        return self.held_bytes + self.outside_bytes
+
+    def keep_outside(self, nbytes: int) -> None:
+        """Note how many bytes of parameters the owner keeps in memory beside these."""
+        self.outside_bytes = nbytes
+        self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
+
+    def find(self, address: int) -> Spilled | None:
+        """Return the parameter in whose memory `address` lies."""
+        index = bisect.bisect_right(self._starts, address) - 1
+        if index < 0:
+            return None
+        entry = self._at[self._starts[index]]
+        return entry if address < entry.address + entry.parameter.nbytes else None
+
+    # -- moving --------------------------------------------------------------------------------
+
+    def adopt(self, entries: Sequence[Spilled]) -> None:
+        """Write parameters that are in ordinary memory to the drive, and let go that memory.
+
+        Raises
+        ------
+        CapacityError, BrokenError
+            They could not be written, and are as they were.
+        """
+        if entries:
+            self._swapper.swap_out([e.parameter for e in entries], wait=True, release=True)
+            self.counts["bytes_out"] += sum(entry.parameter.nbytes for entry in entries)
+
+    def read(self, entries: Sequence[Spilled]) -> None:
+        """Begin to read parameters that are away; they are COMING.
+
+        Raises
+        ------
+        CapacityError
+            The pool has no room for all of them; nothing changed.
+        """
+        begun = time.perf_counter()
+        with torch.inference_mode(False):
+            transfer = self._swapper.swap_in([e.parameter for e in entries], wait=False)
+        self._begin(transfer, entries, State.COMING, begun)
+        for entry in entries:
+            self.held[entry] = None
+            self.held_bytes += entry.nbytes
+            self.counts["bytes_in"] += entry.parameter.nbytes
+        self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
+
+    def write(self, entries: Sequence[Spilled]) -> None:
+        """Begin to write parameters that are in memory; they are GOING, and stay.
+
+        Where an older value is being written, that is awaited first.
+
+        Raises
+        ------
+        CapacityError, BrokenError
+            The write could not be started; they are dirty still.
+        """
+        for entry in entries:
+            self.outcome(entry)
+        if not entries:
+            return
+        begun = time.perf_counter()
+        transfer = self._swapper.swap_out([e.parameter for e in entries], wait=False, release=False)
+        for entry in entries:
+            entry.dirty = False
+            entry.version = entry.parameter._version
+            self.counts["bytes_out"] += entry.parameter.nbytes
+        self._begin(transfer, entries, State.GOING, begun)
+
+    def evict(self, entries: Sequence[Spilled]) -> None:
+        """Let go the memory of parameters that are HERE."""
+        if not entries:
+            return
+        with torch.inference_mode(False):
+            self._swapper.release([e.parameter for e in entries])
+        for entry in entries:
+            self._left(entry)
+            del self._at[entry.address]
+            del self._starts[bisect.bisect_left(self._starts, entry.address)]
+        self.counts["evictions"] += len(entries)
+
+    # -- transfers -----------------------------------------------------------------------------
+
+    def outcome(self, entry: Spilled) -> BaseException | None:
+        """Wait for the transfer that an entry is part of, if any, and return its error."""
+        if entry.transfer is None:
+            return None
+        with self.clock.waiting():
+            entry.transfer.exception()
+        return self._conclude(entry.transfer)
+
+    def collect(self, *, wait: bool = False) -> None:
+        """Take note of the transfers that have ended, or of all of them if `wait`.
+
+        Raises
+        ------
+        SpillError
+            A write failed; its parameters are dirty still. That a read failed is not raised: who
+            needs its parameters tries again.
+        """
+        if wait:
+            with self.clock.waiting():
+                for transfer in self._transfers:
+                    transfer.exception()
+        errors = []
+        for transfer in [t for t in self._transfers if t.done()]:
+            writing = self._transfers[transfer][0].state is State.GOING
+            error = self._conclude(transfer)
+            if error is not None and writing:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _begin(
+        self, transfer: Transfer | None, entries: Sequence[Spilled], state: State, begun: float
+    ) -> None:
+        assert transfer is not None  # asked for with wait=False
+        self._transfers[transfer] = list(entries)
+        for entry in entries:
+            entry.state, entry.transfer = state, transfer
+        self.clock.watch(transfer, begun)
+
+    def _conclude(self, transfer: Transfer) -> BaseException | None:
+        error = transfer.exception(0)
+        for entry in self._transfers.pop(transfer):
+            entry.transfer = None
+            if entry.state is State.COMING:
+                self._arrived(entry, error)
+            else:
+                entry.state = State.HERE
+                entry.dirty = entry.dirty or error is not None
+        return error
+
+    def _arrived(self, entry: Spilled, error: BaseException | None) -> None:
+        if error is not None:
+            self._left(entry)
+            return
+        entry.state = State.HERE
+        entry.version = entry.parameter._version
+        entry.address = entry.parameter.data_ptr()
+        self._at[entry.address] = entry
+        bisect.insort(self._starts, entry.address)
+
+    def _left(self, entry: Spilled) -> None:
+        entry.state = State.AWAY
+        del self.held[entry]
+        self.held_bytes -= entry.nbytes

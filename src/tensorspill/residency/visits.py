@@ -1,0 +1,131 @@
+"""Visits: when forward and backward are in a block, and when they have left it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from tensorspill.residency.entry import Spilled
+
+__all__ = ["Backward", "Block", "Visit", "in_backward"]
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A module that is fetched and let go as a whole.
+
+    Attributes
+    ----------
+    number : int
+        Its place among the blocks.
+    module : torch.nn.Module
+        What it computes with.
+    entries : list of Spilled
+        Its parameters, of those that are spilled.
+    """
+
+    number: int
+    module: nn.Module
+    entries: list[Spilled] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
+class Visit:
+    """One call of a block; `serial` grows from call to call.
+
+    `entries` are the parameters that its backward needs.
+    """
+
+    serial: int
+    block: Block
+    entries: list[Spilled]
+
+
+def in_backward() -> bool:
+    """Whether autograd is running backward in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class Backward:
+    """The visits that backward is in, each of which holds its parameters.
+
+    Autograd runs what was recorded last first. So as soon as it comes to a visit, it is through
+    with every later one of the same graph: that is when those are left, without having to know
+    which gradients are missing still, and also where a block is called several times, is frozen in
+    part, or shares parameters.
+
+    Parameters
+    ----------
+    acquire, release : callable
+        Take and give back the parameters of a visit.
+    lock : threading.RLock
+        Held by whoever calls a method.
+    """
+
+    def __init__(
+        self,
+        acquire: Callable[[Visit], None],
+        release: Callable[[Sequence[Spilled]], None],
+        lock: AbstractContextManager[Any],
+    ) -> None:
+        self._acquire = acquire
+        self._release = release
+        self._lock = lock
+        self._open: dict[Visit, int] = {}
+        self._passes: set[int] = set()
+        self._latest: Visit | None = None
+
+    def enter(self, visit: Visit) -> None:
+        """Note that backward is in `visit`: what is over is left, and `visit` is held."""
+        if visit is self._latest:
+            return
+        self.leave_what_is_over(visit)
+        if visit not in self._open:
+            self._watch_end()
+            self._acquire(visit)
+            self._open[visit] = torch._C._current_graph_task_id()
+        self._latest = visit
+
+    def hold(self, visit: Visit, entry: Spilled) -> None:
+        """Hold one more parameter, of another block, for a visit that was entered."""
+        if entry not in visit.entries:
+            self._acquire(Visit(visit.serial, visit.block, [entry]))
+            visit.entries = [*visit.entries, entry]
+
+    def leave_what_is_over(self, now: Visit | None = None) -> None:
+        """Leave the visits that backward can't be in any more, given that it is in `now`.
+
+        A pass that failed doesn't say so; its visits are over when no pass, or the one that
+        encloses it, is running.
+        """
+        current = torch._C._current_graph_task_id()
+        self._leave(
+            [
+                visit
+                for visit, begun in self._open.items()
+                if (begun > current if begun != current else now and visit.serial > now.serial)
+            ]
+        )
+
+    def _watch_end(self) -> None:
+        current = torch._C._current_graph_task_id()
+        if current not in self._passes:
+            self._passes.add(current)
+            Variable._execution_engine.queue_callback(lambda: self._end(current))
+
+    def _end(self, ended: int) -> None:
+        with self._lock:
+            self._passes.discard(ended)
+            self._leave([visit for visit, begun in self._open.items() if begun == ended])
+
+    def _leave(self, visits: Sequence[Visit]) -> None:
+        for visit in visits:
+            del self._open[visit]
+            self._latest = None
+            self._release(visit.entries)
