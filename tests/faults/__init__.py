@@ -1,6 +1,31 @@
 """Real faults for tests: full file systems, limits, file systems that fail on demand."""
 
+from tests.faults.child import ChildError, in_child, start_child
 from tests.faults.file_systems import small_file_system
-from tests.faults.limits import another_user, file_size_limit
+from tests.faults.fuse import FaultyFileSystem, faulty_file_system
+from tests.faults.limits import (
+    address_space,
+    another_user,
+    file_size_limit,
+    kernel_setting,
+    resource_limit,
+)
+from tests.faults.rules import Rule
+from tests.faults.seccomp import refuse_system_call, without_huge_pages
 
-__all__ = ["another_user", "file_size_limit", "small_file_system"]
+__all__ = [
+    "ChildError",
+    "FaultyFileSystem",
+    "Rule",
+    "address_space",
+    "another_user",
+    "faulty_file_system",
+    "file_size_limit",
+    "in_child",
+    "kernel_setting",
+    "refuse_system_call",
+    "resource_limit",
+    "small_file_system",
+    "start_child",
+    "without_huge_pages",
+]

@@ -1,20 +1,38 @@
-"""Limits of this process, lowered for a moment."""
+"""Limits of this process or of the kernel, lowered for a moment."""
+
+from __future__ import annotations
 
 import contextlib
 import os
 import resource
 from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+__all__ = ["address_space", "another_user", "file_size_limit", "kernel_setting", "resource_limit"]
 
 
 @contextlib.contextmanager
-def file_size_limit(nbytes: int) -> Iterator[None]:
-    """Set the soft RLIMIT_FSIZE; writes beyond it fail with EFBIG."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+def resource_limit(kind: int, soft: int) -> Iterator[None]:
+    """Set a soft limit of this process, such as `resource.RLIMIT_NOFILE`."""
+    before, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (soft, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        resource.setrlimit(kind, (before, hard))
+
+
+def file_size_limit(nbytes: int) -> contextlib.AbstractContextManager[None]:
+    """Set the soft RLIMIT_FSIZE; writes beyond it fail with EFBIG."""
+    return resource_limit(resource.RLIMIT_FSIZE, nbytes)
+
+
+def address_space(more: int) -> contextlib.AbstractContextManager[None]:
+    """Allow this process only `more` bytes of address space than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return resource_limit(resource.RLIMIT_AS, pages * resource.getpagesize() + more)
 
 
 @contextlib.contextmanager
@@ -27,3 +45,18 @@ def another_user(uid: int = 65534) -> Iterator[None]:
         yield
     finally:
         os.seteuid(before)
+
+
+@contextlib.contextmanager
+def kernel_setting(path: str, value: int) -> Iterator[None]:
+    """Change a setting below /proc/sys for a moment; skip where that is not allowed."""
+    file = Path("/proc/sys", path)
+    before = file.read_text()
+    try:
+        file.write_text(str(value))
+    except OSError as error:
+        pytest.skip(f"{file} can't be changed here: {error.strerror}")
+    try:
+        yield
+    finally:
+        file.write_text(before)
