@@ -36,11 +36,24 @@ def set_up(depth: int) -> tuple[int, int]:
     while depth >= 1:
         context = ctypes.c_ulong(0)
         if libc.syscall(number, ctypes.c_uint(depth), ctypes.byref(context)) == 0:
-            return context.value, depth
+            if _usable(context):
+                return context.value, depth
+            tear_down(context.value)
+            break
         if ctypes.get_errno() != errno.EAGAIN:
             break
         depth //= 2
     return 0, 0
+
+
+def _usable(context: ctypes.c_ulong) -> bool:
+    """Whether the other calls are allowed as well: a filter may refuse any of them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    nothing = ctypes.c_long(0)
+    return all(
+        libc.syscall(ctypes.c_long(number), context, nothing, nothing, nothing, nothing) == 0
+        for number in (system_calls().io_submit, system_calls().io_getevents)
+    )
 
 
 def tear_down(context: int) -> None:
@@ -70,6 +83,7 @@ class Context:
 
     def __init__(self, options: AioOptions, note: Callable[[str], None]) -> None:
         self._options = options
+        self._note = note
         self._staging: Slab | None = None
         context, self.depth = set_up(options.depth) if options.direct != "no" else (0, 0)
         if options.direct != "no" and self.depth < options.depth:
@@ -84,14 +98,40 @@ class Context:
         """Memory that staging holds."""
         return 0 if self._staging is None else self._staging.nbytes
 
-    def provide_staging(self) -> None:
-        """Allocate the staging blocks, unless they are there; not while the ring is running."""
+    def provide_staging(self) -> bool:
+        """Allocate the staging blocks, unless they are there; not while the ring is running.
+
+        Returns
+        -------
+        bool
+            False if there is no memory even for one block.
+        """
         if self._staging is None:
-            blocks = min(STAGING_BLOCKS, len(self.ring.free))
-            self._staging = Slab(blocks * self._options.block_bytes, page_lock="no")
+            self._staging = self._allocate()
+        if self._staging is None:
+            return False
+        if self.ring.staging == 0:
+            blocks = self._staging.nbytes // self._options.block_bytes
             self.ring.free_staging[:blocks] = np.arange(blocks)
             self.ring.state[FREE_STAGING] = blocks
             self.ring = self.ring._replace(staging=self._staging.address)
+        return True
+
+    def _allocate(self) -> Slab | None:
+        """Return as many blocks as there is memory for, up to `STAGING_BLOCKS`."""
+        wanted = blocks = min(STAGING_BLOCKS, len(self.ring.free))
+        staging = None
+        while staging is None and blocks > 0:
+            try:
+                staging = Slab(blocks * self._options.block_bytes, page_lock="no")
+            except (BrokenError, MemoryError):
+                blocks //= 2
+        if blocks < wanted:
+            self._note(
+                f"memory for {blocks} of {wanted} staging blocks of {self._options.block_bytes} "
+                "bytes; what needs staging goes through the page cache if there is none"
+            )
+        return staging
 
     def close(self) -> None:
         """Destroy the kernel context and free staging; a second time does no harm."""

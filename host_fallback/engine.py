@@ -65,6 +65,19 @@ class AioEngine(Engine):
         return open_file(self._folder, name, flags, size, self.options.values, self._ledger)
 
     def _start(self, batch: Batch, transfer: Transfer) -> None:
+        progress = Progress(self._ledger, batch, transfer)
+        transfer.on_cancel(progress.stop)
+        try:
+            jobs = self._jobs(batch, progress)
+            workers = self._hire(len(jobs))
+        except BaseException as error:
+            progress.part_ended(error, ())
+            raise
+        progress.expect(len(jobs))
+        for worker, job in zip(workers, jobs, strict=True):
+            worker.put(job)
+
+    def _jobs(self, batch: Batch, progress: Progress) -> list[Job]:
         files = cast(Sequence[AioFile], batch.files)
         table = np.array(
             [(f.direct_fd, f.fd, f.memory_alignment, f.granule, f.exclusive) for f in files], FILE
@@ -72,12 +85,7 @@ class AioEngine(Engine):
         requests = batch.table
         if not requests["nbytes"].all():
             requests = requests[requests["nbytes"] > 0]
-        progress = Progress(self._ledger, batch, transfer)
-        transfer.on_cancel(progress.stop)
-        parts = self._parts(requests, table)
-        progress.expect(len(parts))
-        for worker, part in zip(self._hire(len(parts)), parts, strict=True):
-            worker.put(Job(part, table.copy(), progress))
+        return [Job(part, table.copy(), progress) for part in self._parts(requests, table)]
 
     def _parts(self, requests: np.ndarray[Any, Any], files: np.ndarray[Any, Any]) -> list[Any]:
         """Divide a batch among threads; more of them wait where there is no O_DIRECT."""
@@ -90,13 +98,15 @@ class AioEngine(Engine):
         return split(requests, threads, options.block_bytes)
 
     def _hire(self, count: int) -> list[Worker]:
-        """Return `count` workers, in turn, so that small batches spread as well."""
+        """Return `count` running workers, in turn, so that small batches spread as well."""
         with self._hiring:
             wanted = max(count, self.options.values.threads)
             while len(self._workers) < wanted:
                 name = f"tensorspill-aio-{len(self._workers)}"
                 self._workers.append(Worker(name, self.options.values, self._ledger))
             chosen = [self._workers[(self._turn + i) % wanted] for i in range(count)]
+            for worker in chosen:
+                worker.start()
             self._turn = (self._turn + count) % wanted
         return chosen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import threading
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """A daemon thread that starts with its first job and ends with `stop`.
+    """A daemon thread that lives from `start` to `stop`.
 
     It is a daemon so that it never keeps a process alive; the engine's finalizer drains it before
     the interpreter goes down.
@@ -38,15 +39,28 @@ class Worker:
         #: Shared with the ring: not 0 when the inbox has something.
         self._flag = np.zeros(1, "i8")
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._started = threading.Lock()
         self.staging_bytes = 0
+
+    def start(self) -> None:
+        """Start the thread, unless it was started; not from two threads at a time.
+
+        Raises
+        ------
+        BrokenError
+            There is no room for a thread; a later call may find some.
+        """
+        if self._thread.ident is None:
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                raise BrokenError.from_errno(
+                    errno.EAGAIN, f"The AIO engine: {error}", path=self._ledger.path
+                ) from error
 
     def put(self, job: Job) -> None:
         """Hand a job to the thread."""
         self._inbox.put(job)
         self._flag[0] = 1
-        if not self._thread.is_alive() and self._started.acquire(blocking=False):
-            self._thread.start()
 
     @property
     def is_current(self) -> bool:
@@ -75,6 +89,8 @@ class Worker:
             self._serve(context, active)
         except BaseException as error:
             log.exception("The AIO engine failed")
+            # The kernel waits for what is under way. Only then may callers have their memory back.
+            context.close()
             self._refuse(active, error)
         finally:
             context.close()
@@ -112,8 +128,9 @@ class Worker:
             if job is None:
                 return False
             number = numbers.pop()
-            self._enter(context, job, number)
+            # First, so that the job ends with an error if it can't be entered.
             active[number] = job
+            self._enter(context, job, number)
         return True
 
     def _enter(self, context: Context, job: Job, number: int) -> None:
@@ -123,7 +140,9 @@ class Worker:
             job.files["direct"] = -1
         job.cut(cut, PACK_BELOW)
         if (job.segments["mode"] == Mode.STAGED).any():
-            context.provide_staging()
+            if not context.provide_staging():
+                job.files["direct"] = -1
+                job.cut(cut, PACK_BELOW)
             self.staging_bytes = context.staging_bytes
         ring = context.ring
         job.enter(ring.jobs[number])
