@@ -167,7 +167,8 @@ class Nic(Record):
     name : str
         ``mlx5_0``, or the interface for plain Ethernet: ``eth0``.
     kind : str
-        ``"infiniband"``, ``"roce"``, ``"efa"`` or ``"ethernet"``.
+        ``"infiniband"``, ``"roce"``, ``"efa"``, ``"rdma"`` (which of these isn't known) or
+        ``"ethernet"``.
     interfaces : tuple of str
         Network interfaces on the same device.
     up : bool or None

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import types
 import typing
-from collections.abc import Hashable
 from typing import Any, Self, Union, get_args, get_origin
 
 from tensorspill.errors import UnsupportedError
@@ -103,14 +101,25 @@ class Record:
         return cls.from_json(value)
 
 
-@functools.cache
-def _hints(cls: Hashable) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+_HINTS: dict[type, dict[str, Any]] = {}
 
 
-@functools.cache
-def _optional(cls: Hashable) -> tuple[str, ...]:
-    return tuple(name for name, hint in _hints(cls).items() if type(None) in get_args(hint))
+def _hints(cls: type[Record]) -> dict[str, Any]:
+    """Return the types of a record's fields."""
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
+
+
+_OPTIONAL: dict[type, tuple[str, ...]] = {}
+
+
+def _optional(cls: type[Record]) -> tuple[str, ...]:
+    """Return the names of the fields that may be None."""
+    if cls not in _OPTIONAL:
+        may_be = (name for name, hint in _hints(cls).items() if type(None) in get_args(hint))
+        _OPTIONAL[cls] = tuple(may_be)
+    return _OPTIONAL[cls]
 
 
 def _encoded(value: Any) -> Any:
