@@ -23,6 +23,9 @@ REQUEST = np.dtype(
     [("addr", "i8"), ("nbytes", "i8"), ("offset", "i8"), ("file", "i4"), ("write", "i4")]
 )
 
+#: Beyond the files of any file system, and far enough from 2**63 for rounding.
+LARGEST_OFFSET = 1 << 62
+
 
 class Batch:
     """Requests that were checked once and can be submitted any number of times.
@@ -88,7 +91,7 @@ def lower(requests: Iterable[Request], device: torch.device) -> Batch:
             index = files[id(file)] = len(opened)
             opened.append(file)
         nbytes = available if request.nbytes is None else request.nbytes
-        if nbytes > available or nbytes < 0 or request.offset < 0:
+        if not 0 <= nbytes <= available or not 0 <= request.offset <= LARGEST_OFFSET - nbytes:
             raise _bad_range(request, nbytes, available)
         rows.append((address, nbytes, request.offset, index, 1 if request.write else 0))
         keep.append(owner)
@@ -141,7 +144,10 @@ def _unusable(request: Request, why: str) -> UnsupportedError:
 
 
 def _bad_range(request: Request, nbytes: int, available: int) -> UnsupportedError:
-    what = f"The buffer has {available} bytes" if nbytes > available else "A range is negative"
+    if nbytes > available:
+        what = f"The buffer has {available} bytes"
+    else:
+        what = f"A range is negative or goes beyond {LARGEST_OFFSET}"
     return UnsupportedError(what, path=request.file.path, offset=request.offset, nbytes=nbytes)
 
 
