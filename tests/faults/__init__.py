@@ -1,5 +1,6 @@
 """Real faults for tests: full file systems, limits, file systems that fail on demand."""
 
+from tests.faults.checks import descriptors, round_trip, usable
 from tests.faults.child import ChildError, in_child, start_child
 from tests.faults.file_systems import small_file_system
 from tests.faults.fuse import FaultyFileSystem, faulty_file_system
@@ -19,13 +20,16 @@ __all__ = [
     "Rule",
     "address_space",
     "another_user",
+    "descriptors",
     "faulty_file_system",
     "file_size_limit",
     "in_child",
     "kernel_setting",
     "refuse_system_call",
     "resource_limit",
+    "round_trip",
     "small_file_system",
     "start_child",
+    "usable",
     "without_huge_pages",
 ]

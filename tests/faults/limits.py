@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,12 +52,16 @@ def another_user(uid: int = 65534) -> Iterator[None]:
 def kernel_setting(path: str, value: int) -> Iterator[None]:
     """Change a setting below /proc/sys for a moment; skip where that is not allowed."""
     file = Path("/proc/sys", path)
-    before = file.read_text()
+    before = file.read_text().strip()
+    # Another process puts it back when its input ends, so even if this one is killed.
+    restore = ["sh", "-c", 'cat >/dev/null; echo "$1" >"$2"', "sh", before, str(file)]
+    guard = subprocess.Popen(restore, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        file.write_text(str(value))
-    except OSError as error:
-        pytest.skip(f"{file} can't be changed here: {error.strerror}")
-    try:
+        try:
+            file.write_text(str(value))
+        except OSError as error:
+            pytest.skip(f"{file} can't be changed here: {error.strerror}")
         yield
     finally:
-        file.write_text(before)
+        with guard:
+            guard.communicate(timeout=30)
