@@ -1,0 +1,164 @@
+"""The host path's rates and costs on this machine, against fio and other ways.
+
+Usage: ``python -m benchmarks.host_path --folder /mnt/nvme``. Ratios are medians over pairs of the
+same round, in random order, with quartiles; *noise* is what fio, or we, differ by between two
+identical runs. All files were written before they are measured, except where the first touch is the
+subject. Content is random and fresh, and every timed read is compared byte by byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.clock import idle_cpu_rate
+from benchmarks.machine import describe
+from benchmarks.place import working_folder
+from benchmarks.report import Report, SuiteReport, markdown, print_report, write_json
+from benchmarks.setting import FULL, QUICK, Setting, Sizes
+from benchmarks.suites import (
+    Suite,
+    cycles,
+    file_each,
+    first_touch,
+    footprint,
+    large,
+    many,
+    pace,
+    pages,
+    submitting,
+    swapping,
+    torch_save,
+)
+from tensorspill.errors import SpillError
+
+Tick = Callable[[str], None]
+
+__all__ = ["SUITES", "main", "measure"]
+
+SUITES: dict[str, Suite] = {
+    "large": large.run,
+    "many": many.run,
+    "pages": pages.run,
+    "swapper": swapping.run,
+    "pace": pace.run,
+    "submit": submitting.run,
+    "memory": footprint.run,
+    "cycles": cycles.run,
+    "file-each": file_each.run,
+    "torch-save": torch_save.run,
+    "first-touch": first_touch.run,
+}
+
+
+#: Of the table, where it does not go to a terminal.
+_WIDTH = 160
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; return the exit status."""
+    options = _parse(arguments)
+    progress = Console(stderr=True)
+    sizes = QUICK if options.quick else FULL
+    try:
+        with progress.status("starting") as status:
+            report = measure(
+                Path(options.folder),
+                options.only,
+                options.rounds,
+                sizes,
+                options.seed,
+                lambda text: status.update(text),
+            )
+    except SpillError as error:
+        progress.print(f"host_path: {error}", style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        progress.print("host_path: interrupted; nothing is left behind")
+        return 130
+    if options.json:
+        write_json(report, options.json)
+    if options.markdown:
+        sys.stdout.write(markdown(report) + "\n")
+    else:
+        console = Console()
+        print_report(report, console if console.is_terminal else Console(width=_WIDTH))
+    return 0
+
+
+def measure(
+    folder: Path,
+    only: Sequence[str],
+    rounds: int,
+    sizes: Sizes,
+    seed: int,
+    tick: Tick = lambda _: None,
+) -> Report:
+    """Run suites in a folder of their own inside `folder`, one after the other.
+
+    Raises
+    ------
+    NoSpaceError
+        There is not enough room.
+    """
+    # Comparing and filling must not leave spinning threads behind whose CPU time counts as ours.
+    torch.set_num_threads(1)
+    machine, begun, chance = describe(folder), time.perf_counter(), random.Random(seed)
+    suites: dict[str, SuiteReport] = {}
+    with working_folder(folder, _needed(sizes)) as place:
+        idle = idle_cpu_rate()
+        for name in only:
+            with working_folder(place, 0) as own:
+                tick(name)
+                setting = Setting(own, rounds, sizes, chance, idle, partial(_tell, tick, name))
+                suites[name] = SUITES[name](setting)
+    settings = {"rounds": rounds, "seed": seed, "large": sizes.large, "quick": sizes != FULL}
+    return Report(machine, settings, suites, time.perf_counter() - begun)
+
+
+def _tell(tick: Tick, suite: str, text: str) -> None:
+    tick(f"{suite}, {text}")
+
+
+def _needed(sizes: Sizes) -> int:
+    """Return the bytes on the drive that the hungriest suite takes."""
+    tensors = sizes.tensors * (sizes.tensor_bytes + 8192)
+    return max(4 * sizes.large, 4 * tensors, 4 * sizes.pages * 4096) + (256 << 20)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="host_path", description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--folder", default="/var/tmp", help="where the drive is (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, help="rounds of each comparison (default: 9)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, three rounds")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=SUITES,
+        default=list(SUITES),
+        metavar="SUITE",
+        help=f"some of: {', '.join(SUITES)}",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there as JSON")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of cases")
+    options = parser.parse_args(arguments)
+    if options.rounds is None:
+        options.rounds = 3 if options.quick else 9
+    if options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
