@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 
 from tensorspill.engine.file import File
@@ -13,6 +14,8 @@ from tensorspill.host_fallback.alignment import Alignment, find_alignment
 from tensorspill.host_fallback.options import PAGE, AioOptions
 
 __all__ = ["AioFile", "open_file"]
+
+log = logging.getLogger(__name__)
 
 
 class AioFile(File):
@@ -66,8 +69,12 @@ def open_file(
 
 
 def _close(fds: list[int]) -> None:
+    """Close all; the kernel lets go of a descriptor even if it has something to complain about."""
     while fds:
-        os.close(fds.pop())
+        try:
+            os.close(fds.pop())
+        except OSError as error:
+            log.warning("A file was closed with an error: %s", error)
 
 
 def _open_direct(
