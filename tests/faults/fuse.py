@@ -73,8 +73,12 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 @contextlib.contextmanager
-def faulty_file_system(tmp_path: Path) -> Iterator[FaultyFileSystem]:
-    """Mount a file system without faults so far, and unmount it in any case."""
+def faulty_file_system(tmp_path: Path, synchronous: bool = False) -> Iterator[FaultyFileSystem]:
+    """Mount a file system without faults so far, and unmount it in any case.
+
+    If `synchronous`, ``io_submit`` waits for each operation, as on file systems without
+    asynchronous direct I/O. Else the kernel turns a direct write that falls short into EIO.
+    """
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("no usable /dev/fuse")
     if importlib.util.find_spec("mfusepy") is None:
@@ -82,7 +86,7 @@ def faulty_file_system(tmp_path: Path) -> Iterator[FaultyFileSystem]:
     folder, behind = tmp_path / "faulty", tmp_path / "behind"
     folder.mkdir()
     behind.mkdir()
-    process = _start(behind, folder)
+    process = _start(str(behind), str(folder), *(["--synchronous"] if synchronous else []))
     files = FaultyFileSystem(folder, behind, process)
     try:
         _wait_until_mounted(folder, process)
@@ -95,9 +99,9 @@ def faulty_file_system(tmp_path: Path) -> Iterator[FaultyFileSystem]:
         _end(process)
 
 
-def _start(behind: Path, folder: Path) -> subprocess.Popen[str]:
+def _start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.fuse_process", str(behind), str(folder)],
+        [sys.executable, "-m", "tests.faults.fuse_process", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """The process of a faulty file system: passes operations on to a folder, except where rules say.
 
-    python -m tests.faults.fuse_process FOLDER MOUNTPOINT
+    python -m tests.faults.fuse_process FOLDER MOUNTPOINT [--synchronous]
 
 Each line on standard input replaces the rules (see `rules`) and is answered with "ok"; "?" is
 answered with the number of operations that are stalled. At the end of the input the file system is
@@ -20,14 +20,18 @@ import mfusepy
 
 from tests.faults.rules import Rule, load
 
+#: ``FUSE_CAP_ASYNC_DIO`` of libfuse's fuse_common.h.
+ASYNC_DIO = 1 << 15
+
 
 class FaultyFiles:
     """The operations of one flat folder."""
 
     use_ns = True
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, synchronous: bool) -> None:
         self._folder = folder
+        self._synchronous = synchronous
         self._rules: tuple[Rule, ...] = ()
         self._changed = threading.Condition()
         self._stalled = 0
@@ -58,13 +62,15 @@ class FaultyFiles:
 
     def _allowed(self, path: str, op: str, fh: int, offset: int, size: int) -> int:
         """Return how many bytes of an operation to move; raise if the rules say so."""
-        rule = self._rule(path, op, self._direct.get(fh, False), offset + size)
+        direct = self._direct.get(fh, False)
+        rule = self._rule(path, op, direct, offset + size)
         if rule is None:
             return size
         if rule.multiple and (offset % rule.multiple or size % rule.multiple):
             raise OSError(errno.EINVAL, "misaligned")
         if rule.error:
-            if op == "write" and offset < rule.begin:
+            # The kernel makes an error of any short write that is direct and asynchronous.
+            if op == "write" and offset < rule.begin and not direct:
                 return rule.begin - offset
             raise OSError(rule.error, os.strerror(rule.error))
         return min(size, rule.shorten) if rule.shorten else size
@@ -75,6 +81,8 @@ class FaultyFiles:
         # More than the depth of an engine, so that one stalled file does not hold up the others.
         connection.max_background = 256
         connection.congestion_threshold = 256
+        if self._synchronous:
+            connection.want &= ~ASYNC_DIO
 
     def _real(self, path: str) -> str:
         return self._folder + path
@@ -146,8 +154,8 @@ class FaultyFiles:
 
 
 def main() -> None:
-    folder, mountpoint = sys.argv[1:]
-    files = FaultyFiles(folder)
+    folder, mountpoint, *options = sys.argv[1:]
+    files = FaultyFiles(folder, "--synchronous" in options)
 
     def control() -> None:
         for line in sys.stdin:

@@ -25,7 +25,7 @@ class Rule:
     direct : bool, optional
         Only those of descriptors with O_DIRECT, or only those without.
     error : int
-        The errno to fail with. A write that begins before `begin` moves what lies before it.
+        The errno to fail with. A write through the page cache moves what lies before `begin`.
     shorten : int
         Move at most so many bytes.
     multiple : int
