@@ -66,13 +66,23 @@ def distance(machine: Machine, a: Device, b: Device) -> Distance:
 
 
 def nearest(
-    machine: Machine, device: Device, others: Sequence[AnyDevice]
+    machine: Machine, device: Device | int | None, others: Sequence[AnyDevice]
 ) -> tuple[Distance, tuple[AnyDevice, ...]]:
-    """Return the least distance from a device to any of others, and all that are so near.
+    """Return the least distance to any of several devices, and all that are so near.
 
-    Those at an unknown distance count only if all are.
+    Parameters
+    ----------
+    machine : Machine
+        Where all are.
+    device : device, int or None
+        From where; a NUMA node's index stands for its CPUs, None for CPUs of an unknown node.
+    others : sequence of devices
+        Those at an unknown distance count only if all are.
     """
-    pairs = [(distance(machine, device, other), other) for other in others]
+    if device is None or isinstance(device, int):
+        pairs = [(_from_node(machine, device, other), other) for other in others]
+    else:
+        pairs = [(distance(machine, device, other), other) for other in others]
     if not pairs:
         return Distance(kind="?", reason="there is none"), ()
     least = min((pair[0] for pair in pairs), key=lambda item: item.rank)
@@ -99,16 +109,27 @@ def _below(above: tuple[Bridge, ...], common: Bridge) -> set[str]:
     return found
 
 
+def _from_node(machine: Machine, node: int | None, device: Device) -> Distance:
+    """Return how far a device is from CPUs."""
+    if _one_node(machine) and device.bdf is not None:
+        return Distance(kind="NODE")
+    if node is None:
+        return Distance(kind="?", reason="the NUMA node of the CPUs is unknown")
+    if device.numa_node is None:
+        return Distance(kind="?", reason=f"NUMA node: {device.why('numa_node')}")
+    return Distance(kind="NODE" if device.numa_node == node else "SYS")
+
+
 def _between_hosts(machine: Machine, a: Device, b: Device) -> Distance:
     if a.numa_node is not None and b.numa_node is not None:
         return Distance(kind="NODE" if a.numa_node == b.numa_node else "SYS")
-    if sum(not node.memory_only for node in machine.nodes) == 1 and _known(a) and _known(b):
+    # A device without a PCI address may be one over a network.
+    if _one_node(machine) and a.bdf is not None and b.bdf is not None:
         return Distance(kind="NODE")
     lost = a if a.numa_node is None else b
     what = lost.bdf or lost.name or "a device"
     return Distance(kind="?", reason=f"NUMA node of {what}: {lost.why('numa_node')}")
 
 
-def _known(device: Device) -> bool:
-    """Return whether a device is one of this machine's, and not one over a network."""
-    return device.bdf is not None
+def _one_node(machine: Machine) -> bool:
+    return sum(not node.memory_only for node in machine.nodes) == 1

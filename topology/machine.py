@@ -210,7 +210,7 @@ class Drive(Record):
     write_mbps, read_mbps : int or None
         Measured or given rates; link_mbps bounds both.
     synthetic : bool
-        Whether its place is made up, since no source gives it.
+        Whether its place and rates are made up, since no source gives them.
     """
 
     name: str

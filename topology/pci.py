@@ -35,17 +35,15 @@ class PciTree:
     def __init__(self, files: Files) -> None:
         self._files = files
         self._bridges: dict[str, Bridge] = {}
+        #: By parent, the first NUMA node that is known of what is below.
+        self._below: dict[str, int] = {}
 
     @property
     def bridges(self) -> tuple[Bridge, ...]:
         """Those found so far, by name; a host bridge has the NUMA node of what is below it."""
-        below: dict[str, int | None] = {}
-        for bridge in self._bridges.values():
-            if bridge.numa_node is not None:
-                below.setdefault(bridge.parent, bridge.numa_node)
         return tuple(
-            replace(bridge, numa_node=below[name])
-            if bridge.kind == "host" and below.get(name) is not None
+            replace(bridge, numa_node=self._below[name])
+            if bridge.kind == "host" and name in self._below
             else bridge
             for name, bridge in sorted(self._bridges.items())
         )
@@ -73,10 +71,13 @@ class PciTree:
         own = "/".join(steps[: chain[-1] + 1])
         if not parent:
             reading.reasons["parent"] = f"/{own} is below no host bridge"
+        numa_node = reading.number("numa_node", f"{own}/numa_node")
+        if numa_node is not None:
+            self._below.setdefault(parent, numa_node)
         return Place(
             bdf=as_bdf(steps[chain[-1]]),
             parent=parent or None,
-            numa_node=reading.number("numa_node", f"{own}/numa_node"),
+            numa_node=numa_node,
             cpus=reading.cpus(f"{own}/local_cpulist"),
             link_mbps=reading.link("link_mbps", own),
         )
@@ -99,6 +100,8 @@ class PciTree:
             reading.reasons |= {"numa_node": why, "link_mbps": f"/{folder} has no link"}
         else:
             numa_node = reading.number("numa_node", f"{folder}/numa_node")
+            if numa_node is not None:
+                self._below.setdefault(parent, numa_node)
         self._bridges[name] = Bridge(
             name=name,
             parent=parent,
