@@ -204,23 +204,25 @@ class Catalog:
             Whether bytes may have been written.
         """
         with self._lock:
-            stored, pending, victims = self._stored, self._pending, plan.victims
-            # Backwards, so that room given back is taken again in the order of addresses.
-            for item, extent in zip(reversed(plan.items), reversed(plan.extents), strict=True):
+            replaced: list[Extent] = []
+            for item, extent in zip(plan.items, plan.extents, strict=True):
                 name = item.name
-                del pending[name]
-                old = stored.get(name)
-                victim = victims.get(name) if victims else None
-                if old is not None and victim is None:
+                del self._pending[name]
+                victim = plan.victims.get(name) if plan.victims else None
+                old = None if victim is not None else self._stored.get(name)
+                if old is not None:
                     self._promised -= old.charge
                 if error is None:
-                    stored[name] = extent
-                    if old is not None and victim is None:
-                        self._drop(old)
+                    self._stored[name] = extent
+                    if old is not None:
+                        replaced.append(old)
                 elif victim is not None:
                     victim.torn = victim.torn or begun
-                else:
-                    self._planner.give_back(plan, name, extent)
+            # Backwards, so that room given back is taken again in the order of addresses.
+            for old in reversed(replaced):
+                self._drop(old)
+            if error is not None:
+                self._planner.undo(plan)
             self._settled(error)
 
     def settle_get(self, plan: Plan, error: BaseException | None) -> None:
@@ -305,7 +307,7 @@ class Catalog:
                 "stored_bytes": sum(extent.nbytes for extent in current.values()),
                 "capacity": capacity,
                 "free": space.free,
-                "largest": space.largest,
+                "largest": space.largest(),
                 "in_flight": self._live,
             }
 

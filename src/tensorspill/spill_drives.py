@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +17,9 @@ from tensorspill.engine.file import File
 from tensorspill.engine.request import Request
 from tensorspill.errors import BrokenError, NoSpaceError, UnsupportedError
 from tensorspill.opening import open_engine
-from tensorspill.pool.sizes import round_up
 from tensorspill.spill_folder import Claim, SpillFolder
 from tensorspill.spill_plans import Plan
-from tensorspill.spill_space import Growth
+from tensorspill.spill_space import Growth, Space
 
 __all__ = ["OpenDrive", "open_drives", "prepare"]
 
@@ -78,12 +78,12 @@ class OpenDrive:
 
 def open_drives(
     folders: Sequence[str | os.PathLike[str]],
-    first_size: int,
+    capacity: int | None,
     device: str | torch.device,
     backend: str,
     options: dict[str, Any],
-) -> list[OpenDrive]:
-    """Claim and open a file of at least `first_size` bytes in each place; all or none.
+) -> tuple[list[OpenDrive], Space]:
+    """Claim and open a file in each place, and make the space that they are; all or none.
 
     Raises
     ------
@@ -95,40 +95,39 @@ def open_drives(
     places = [os.path.realpath(folder) for folder in folders]
     if len(set(places)) < len(places):
         raise UnsupportedError("A folder is named twice", path=max(places, key=places.count))
-    drives: list[OpenDrive] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        drives = []
         for folder in folders:
-            drives.append(_open_drive(folder, first_size, device, backend, options))  # noqa: PERF401
-    except BaseException:
-        for drive in drives:
-            drive.close()
-        raise
-    return drives
+            drive = _open_drive(folder, device, backend, options)
+            stack.callback(drive.close)
+            drives.append(drive)
+        stripe = max(drive.stripe for drive in drives)
+        space = Space([drive.alignments for drive in drives], capacity, stripe)
+        for index, drive in enumerate(drives):
+            size = space.first_size(drive.file.size)
+            if size > drive.file.size:
+                drive.grow(Growth(index, size, size))
+            space.grown(index, size)
+        stack.pop_all()
+    return drives, space
 
 
 def _open_drive(
     folder: str | os.PathLike[str],
-    first_size: int,
     device: str | torch.device,
     backend: str,
     options: dict[str, Any],
 ) -> OpenDrive:
-    claim = SpillFolder(folder).claim()
-    try:
+    with contextlib.ExitStack() as stack:
+        claim = stack.enter_context(SpillFolder(folder).claim())
         engine = open_engine(os.path.dirname(claim.path), device, backend, **options)
-    except BaseException:
-        claim.release()
-        raise
-    try:
-        file = engine.open(claim.name, "r+", round_up(max(first_size, SHORTEST), BLOCK))
+        stack.enter_context(engine)
+        file = engine.open(claim.name, "r+", SHORTEST)
         if not os.path.samestat(os.fstat(file.fd), os.stat(claim.path, follow_symlinks=False)):
             raise BrokenError("The spill file was replaced while it was opened", path=claim.path)
-    except BaseException:
-        engine.close()
-        claim.release()
-        raise
-    # Extents own all blocks that they touch.
-    file.exclusive = True
+        # Extents own all blocks that they touch.
+        file.exclusive = True
+        stack.pop_all()
     return OpenDrive(claim, engine, file)
 
 

@@ -24,7 +24,7 @@ from tensorspill.spill_jobs import Job, Watcher
 from tensorspill.spill_plans import Extent, Plan
 from tensorspill.spill_records import Location, SpillStatistics, StoredTensor
 from tensorspill.spill_signals import HeldInterrupts
-from tensorspill.spill_space import Growth, Space
+from tensorspill.spill_space import Growth
 
 __all__ = ["SpillFile"]
 
@@ -55,7 +55,7 @@ class SpillFile:
         over all and small ones go to each in turn.
     capacity : int or str, optional
         Bytes that all tensors can take together, each rounded up to blocks of 4096; allocated at
-        once. The files may take 1/32 more. Without it they grow as needed.
+        once, with 1/256 more. Without it the files grow as needed.
     device : str or torch.device
         Where the tensors are.
     backend : str
@@ -88,14 +88,8 @@ class SpillFile:
     ) -> None:
         folders = [folder] if isinstance(folder, str | os.PathLike) else list(folder)
         limit = None if capacity is None else parse_bytes(capacity)
-        share = 0 if limit is None else -(-limit // max(len(folders), 1))
-        self._drives = open_drives(folders, share, device, backend, options)
+        self._drives, space = open_drives(folders, limit, device, backend, options)
         self.device = self._drives[0].engine.device
-        self._host = self.device.type == "cpu"
-        stripe = max(drive.stripe for drive in self._drives)
-        space = Space([drive.alignments for drive in self._drives], limit, stripe)
-        for index, drive in enumerate(self._drives):
-            space.grown(index, space.first_size(drive.file.size))
         self.paths = tuple(drive.claim.path for drive in self._drives)
         self._catalog = Catalog(space, self.paths[0])
         self._digests = Digests() if verify else None

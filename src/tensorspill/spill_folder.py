@@ -172,7 +172,7 @@ def _rank_label() -> str:
 
 def _make_place(place: str) -> None:
     try:
-        os.makedirs(place, FOLDER_MODE, exist_ok=True)
+        _make_folders(place)
         found = os.lstat(place)
     except FileExistsError as error:
         raise UnsupportedError("The place for spill files is no folder", path=place) from error
@@ -190,6 +190,19 @@ def _make_place(place: str) -> None:
     # The administrator's folders are as trustworthy as our own: who owns them can do anything.
     if found.st_uid not in (os.geteuid(), 0) and not shared:
         raise _somebody_elses(place)
+
+
+def _make_folders(path: str) -> None:
+    """Make a folder and its parents, all with the same mode, which `os.makedirs` does not."""
+    if os.path.isdir(path):
+        return
+    if not os.path.lexists(os.path.dirname(path)):
+        _make_folders(os.path.dirname(path))
+    try:
+        os.mkdir(path, FOLDER_MODE)
+    except FileExistsError:
+        if not os.path.isdir(path):  # else another process was faster
+            raise
 
 
 def _enter(path: str) -> int:

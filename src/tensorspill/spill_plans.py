@@ -126,21 +126,19 @@ class Planner:
         plan = Plan(items)
         found: dict[str, Extent] = {}
         laid = {item.name: self._in_place(item) for item in items}
-        try:
-            # First those that have no choice.
-            for item in sorted(items, key=lambda item: laid[item.name] is not None):
-                extent = self._copy(plan, item)
-                if extent is None:
-                    extent = laid[item.name]
-                    if extent is None:
-                        raise self.no_room([item.nbytes for item in items])
-                    plan.victims[item.name] = self._victim(item.name)
-                found[item.name] = extent
-        except (Busy, CapacityError):
-            plan.items = [item for item in items if item.name in found]
-            plan.extents = [found[item.name] for item in plan.items]
-            self.undo(plan)
-            raise
+        # First those that have no choice.
+        for item in sorted(items, key=lambda item: laid[item.name] is not None):
+            extent = self._copy(plan, item)
+            if extent is None:
+                extent = laid[item.name]
+                victim = self.stored.get(item.name)
+                if extent is None or victim is None or victim.readers:
+                    plan.items = [item for item in items if item.name in found]
+                    plan.extents = [found[item.name] for item in plan.items]
+                    self.undo(plan)
+                    raise Busy if extent else self.no_room([item.nbytes for item in items])
+                plan.victims[item.name] = victim
+            found[item.name] = extent
         plan.extents = [found[item.name] for item in items]
         return plan
 
@@ -184,7 +182,7 @@ class Planner:
             "The spill file has no room for this batch",
             asked=sum(map(self.space.charge, sizes)),
             free=self.space.free,
-            largest=self.space.largest,
+            largest=self.space.largest(),
             remedy="Delete tensors, or give the spill file more capacity",
         )
 
@@ -212,18 +210,11 @@ class Planner:
         laid = self.space.lay_out(old.pieces, item.nbytes, item.address)
         return None if laid is None else Extent(laid, old.charge, item.tensor, item.nbytes)
 
-    def _victim(self, name: str) -> Extent:
-        old = self.stored[name]
-        if old.readers:
-            raise Busy
-        return old
-
     def _enough(self, sizes: Sequence[int]) -> Growth | None:
         """Let a growth be large enough for the rest of a batch as well."""
         growth, space = self.space.growth, self.space
         if growth is None:
             return None
         rest = sum(map(space.charge, sizes)) + len(sizes) * space.block
-        wanted = max(growth.wanted, growth.needed + space.charge(rest // len(space.drives)))
-        limit = space.drives[growth.drive].limit
-        return growth._replace(wanted=wanted if limit is None else min(wanted, limit))
+        wanted = growth.needed + space.charge(rest // len(space.drives))
+        return growth._replace(wanted=max(growth.wanted, wanted))

@@ -4,14 +4,14 @@ It knows offsets and never touches a byte. It takes no lock: `Catalog` serialise
 
 Capacity is counted in *charges*, a tensor's bytes rounded up to whole blocks, so that whether a
 tensor fits depends on its size alone. What exceeds the charges (a large tensor starts inside its
-first block, see `RESIDUE_FROM`) has some slack of its own, and where no hole is large enough a
-tensor is scattered over several.
+first block, see `RESIDUE_FROM`) has room of its own, and where no hole is large enough a tensor is
+scattered over several.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tensorspill.errors import CapacityError
@@ -21,11 +21,9 @@ from tensorspill.pool.sizes import round_up
 __all__ = ["RESIDUE_FROM", "Drive", "Growth", "Piece", "Space"]
 
 #: From this size on, data starts in the file at the residue of its memory address, so that all
-#: whole blocks can move by O_DIRECT from where they lie. Costs at most one block more.
-RESIDUE_FROM = 128 * 1024
-
-#: What residues may cost in all: a block of 4096 for every 128 KiB.
-SLACK = 32
+#: whole blocks can move by O_DIRECT from where they lie. Costs at most one block more. Smaller
+#: tensors are moved faster through staging than with a head and a tail of their own.
+RESIDUE_FROM = 1 << 20
 
 SMALLEST_STEP = 64 << 20
 LARGEST_STEP = 1 << 30
@@ -69,10 +67,8 @@ class Drive:
         Of the file's bytes so far.
     memory : int
         Alignment that a memory address needs to go direct.
-    limit : int or None
-        Bytes to which the file may grow; None without limit.
-    refused : bool
-        The file could not grow when that was last tried.
+    fixed : bool
+        The file can't grow, or not now.
     spares : dict of int to list of int
         Extents given back, by their size: most puts ask for a size that was there before.
     spare_bytes : int
@@ -81,9 +77,8 @@ class Drive:
 
     allocator: ExtentAllocator
     memory: int
-    limit: int | None
-    refused: bool
-    spares: dict[int, list[int]]
+    fixed: bool
+    spares: dict[int, list[int]] = field(default_factory=dict)
     spare_bytes: int = 0
 
     def take(self, size: int) -> int | None:
@@ -116,21 +111,10 @@ class Drive:
         self.spares.clear()
         self.spare_bytes = 0
 
-    def can_grow(self, size: int) -> bool:
-        """Whether a longer file would have room for `size` more bytes."""
-        longer = self.allocator.capacity + size
-        return not self.refused and (self.limit is None or longer <= self.limit)
-
     @property
     def free(self) -> int:
         """Bytes in no tensor."""
         return self.allocator.free_bytes + self.spare_bytes
-
-    @property
-    def largest(self) -> int:
-        """Bytes of the largest extent that is free."""
-        spare = max((size for size, offsets in self.spares.items() if offsets), default=0)
-        return max(self.allocator.largest, spare)
 
 
 class Space:
@@ -144,6 +128,8 @@ class Space:
         Charges that may be taken in all; None for as much as the drives have.
     stripe : int
         Smallest number of bytes for which a tensor is divided over drives.
+    residue_from : int
+        See `RESIDUE_FROM`.
 
     Attributes
     ----------
@@ -154,28 +140,33 @@ class Space:
     """
 
     def __init__(
-        self, drives: Sequence[tuple[int, int]], capacity: int | None, stripe: int
+        self,
+        drives: Sequence[tuple[int, int]],
+        capacity: int | None,
+        stripe: int,
+        residue_from: int = RESIDUE_FROM,
     ) -> None:
         self.block = max(alignment for alignment, _ in drives)
         self.capacity = None if capacity is None else round_up(capacity, self.block)
         self.stripe = round_up(stripe, self.block)
         self.used = 0
         self.growth: Growth | None = None
+        self._residue_from = residue_from
         self._turn = 0
-        limit = None
-        if self.capacity is not None:
-            share = round_up(-(-self.capacity // len(drives)), self.block)
-            limit = share + round_up(share // SLACK, self.block)
         self.drives = [
-            Drive(ExtentAllocator(0, alignment), memory, limit, False, {})
+            Drive(ExtentAllocator(0, alignment), memory, capacity is not None)
             for alignment, memory in drives
         ]
 
     def first_size(self, file_size: int) -> int:
-        """Return how much of each drive's file is used at first."""
+        """Return how long each drive's file must be at first; `file_size` if that doesn't matter.
+
+        A given capacity is there from the start, with room for the residues of large tensors.
+        """
         if self.capacity is None:
             return file_size
-        return round_up(-(-self.capacity // len(self.drives)), self.block)
+        share = round_up(-(-self.capacity // len(self.drives)), self.block)
+        return share + -(-share // self._residue_from) * self.block
 
     def charge(self, nbytes: int) -> int:
         """Return what a tensor counts against the capacity."""
@@ -188,10 +179,11 @@ class Space:
             return sum(drive.free for drive in self.drives)
         return self.capacity - self.used
 
-    @property
     def largest(self) -> int:
-        """Bytes of the largest free extent."""
-        return max(drive.largest for drive in self.drives)
+        """Return the bytes of the largest extent that could be had now."""
+        for drive in self.drives:
+            drive.merge()
+        return min(self.free, max(drive.allocator.largest for drive in self.drives))
 
     def take(self, nbytes: int, address: int) -> tuple[Piece, ...] | None:
         """Take room for a tensor.
@@ -241,7 +233,7 @@ class Space:
             for piece in pieces:
                 left = nbytes - done
                 residue = 0
-                if align and min(left, piece.room) >= RESIDUE_FROM:
+                if align and min(left, piece.room) >= self._residue_from:
                     residue = (address + done) % self.drives[piece.drive].memory
                 part = min(left, piece.room - residue)
                 laid.append(piece._replace(offset=piece.base + residue, nbytes=part))
@@ -253,10 +245,7 @@ class Space:
     def refuse(self, drives: Collection[int]) -> None:
         """Say which files can't grow now."""
         for index, drive in enumerate(self.drives):
-            drive.refused = index in drives
-            if drive.refused and drive.limit is not None:
-                # What a given capacity takes beyond itself is not worth asking for every time.
-                drive.limit = drive.allocator.capacity
+            drive.fixed = self.capacity is not None or index in drives
 
     def grown(self, drive: int, capacity: int) -> None:
         """Note that a drive's file now has `capacity` bytes."""
@@ -267,13 +256,13 @@ class Space:
     def _whole(self, index: int, nbytes: int, address: int) -> Piece | None:
         """Take one extent on one drive."""
         drive = self.drives[index]
-        residue = address % drive.memory if nbytes >= RESIDUE_FROM else 0
+        residue = address % drive.memory if nbytes >= self._residue_from else 0
         unit = drive.allocator.alignment
         size = -(-(nbytes + residue) // unit) * unit
         base = drive.take(size)
         if base is not None:
             return Piece(index, base, size, base + residue, nbytes)
-        if self.growth is None and drive.can_grow(size):
+        if self.growth is None and not drive.fixed:
             self.growth = self._growth(index, size)
         return None
 
@@ -281,10 +270,7 @@ class Space:
         drive = self.drives[index]
         now = drive.allocator.capacity
         step = min(max(now // 4, SMALLEST_STEP), LARGEST_STEP)
-        wanted = now + round_up(max(step, size), self.block)
-        if drive.limit is not None:
-            wanted = min(wanted, drive.limit)
-        return Growth(index, wanted, now + size)
+        return Growth(index, now + round_up(max(step, size), self.block), now + size)
 
     def _striped(self, nbytes: int, address: int, count: int) -> tuple[Piece, ...] | None:
         """Divide a tensor over `count` drives, in parts that are whole blocks but the last."""
