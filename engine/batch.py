@@ -104,10 +104,10 @@ def lower(requests: Iterable[Request], device: torch.device) -> Batch:
 def _memory(request: Request, device: torch.device) -> tuple[int, int, Any]:
     """Return (address, bytes, owner of the memory) of a request's buffer."""
     buffer = request.buffer
-    if isinstance(buffer, Buffer):
-        buffer = buffer.tensor
     if not isinstance(buffer, torch.Tensor):
-        return _array_memory(request, device)
+        if not isinstance(buffer, Buffer):
+            return _array_memory(request, device)
+        buffer = buffer.tensor
     on_device = buffer.is_cpu if device.type == "cpu" else buffer.device == device
     if not on_device:
         raise _unusable(request, f"The buffer is on {buffer.device}, this engine serves {device}")

@@ -52,6 +52,7 @@ class Engine(ABC):
         self._ledger = Ledger(self._folder.path)
         self._files: list[File] = []
         self._lock = threading.Lock()
+        self._released = threading.Lock()
 
     # -- what a subclass provides ------------------------------------------------------------
 
@@ -182,9 +183,11 @@ class Engine(ABC):
 
     def close(self) -> None:
         """Wait for all transfers, close all files, stop; a second time does no harm."""
-        if not self._ledger.close():
-            return
+        self._ledger.close()
         self._ledger.wait_idle()
+        # Not before the wait: an interrupt there must leave something for the next call.
+        if not self._released.acquire(blocking=False):
+            return
         self._release()
         for file in self._files:
             file.close()

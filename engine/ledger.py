@@ -34,6 +34,7 @@ class Ledger:
         self.path = path
         self.pid = os.getpid()
         self._changed = threading.Condition()
+        self._renewed = False
         self._closed = False
         self._live: dict[Transfer, tuple[Batch, int, float]] = {}
         self._counts = Counter[str]()
@@ -60,6 +61,12 @@ class Ledger:
                 path=self.path,
                 remedy="Open one in this process",
             )
+
+    def _lock(self) -> threading.Condition:
+        """Return the lock; in a forked child a new one, since nobody may ever let go of the old."""
+        if self.forked and not self._renewed:
+            self._changed, self._renewed = threading.Condition(), True
+        return self._changed
 
     def begin(self, batch: Batch, transfer: Transfer) -> None:
         """Enter a transfer; its memory counts as in use until `end`."""
@@ -97,26 +104,25 @@ class Ledger:
 
     def note(self, text: str) -> None:
         """Record a limit that was met; the same text is kept once."""
-        with self._changed:
+        with self._lock():
             self._notes[text] = None
 
     def wait_idle(self, file: File | None = None) -> None:
         """Wait until no transfer, or none of `file`, is under way; at once in a forked child."""
-        with self._changed:
+        with self._lock():
             while not self.forked and any(
                 file is None or file in batch.files for batch, _, _ in self._live.values()
             ):
                 self._changed.wait()
 
-    def close(self) -> bool:
-        """Refuse transfers from now on; return False if that was so already."""
-        with self._changed:
-            was_open, self._closed = not self._closed, True
-        return was_open
+    def close(self) -> None:
+        """Refuse transfers from now on."""
+        with self._lock():
+            self._closed = True
 
     def statistics(self, **fields: Any) -> EngineStatistics:
         """Return the sums as a frozen record, completed by the engine's own `fields`."""
-        with self._changed:
+        with self._lock():
             counts = self._counts
             return EngineStatistics(
                 folder=self.path,

@@ -54,7 +54,8 @@ def resolve(
     Parameters
     ----------
     cls : frozen dataclass
-        Checks its own values in ``__post_init__``.
+        Checks its own values in ``__post_init__``. Fields are text where the default is text, else
+        integers or sizes.
     arguments : mapping
         What the caller gave; None counts as not given.
     tuned : mapping, optional
@@ -87,7 +88,7 @@ def resolve(
         else:
             sources[name] = "default"
             continue
-        if isinstance(field.default, int) and not isinstance(field.default, bool):
+        if isinstance(field.default, int | None) and not isinstance(field.default, bool):
             values[name] = _integer(name, values[name])
     return Resolved(cls(**values), sources)
 

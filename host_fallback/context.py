@@ -13,6 +13,7 @@ from tensorspill.errors import BrokenError
 from tensorspill.host_fallback.abi import system_calls
 from tensorspill.host_fallback.options import AioOptions
 from tensorspill.host_fallback.ring_state import FREE_STAGING, new_ring
+from tensorspill.pool.numa import bind_thread
 from tensorspill.pool.slab import Slab
 
 __all__ = ["Context", "set_up", "tear_down"]
@@ -65,7 +66,7 @@ def tear_down(context: int) -> None:
 
 
 class Context:
-    """A ring with the memory that belongs to it; used by one thread.
+    """A ring with the memory that belongs to it; made and used by one thread.
 
     Parameters
     ----------
@@ -85,6 +86,8 @@ class Context:
         self._options = options
         self._note = note
         self._staging: Slab | None = None
+        if options.numa_node is not None and (why := bind_thread(options.numa_node)):
+            note(why)
         context, self.depth = set_up(options.depth) if options.direct != "no" else (0, 0)
         if options.direct != "no" and self.depth < options.depth:
             note(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorspill.errors import UnsupportedError
+from tensorspill.pool.numa import check_node
 
 __all__ = ["AioOptions"]
 
@@ -28,14 +29,19 @@ class AioOptions:
         least `BUFFERED_THREADS` unless this option was given.
     direct : {"auto", "yes", "no"}
         O_DIRECT where the file system has it, always (else opening fails), or never.
+    numa_node : int, optional
+        Run the threads on the CPUs of this NUMA node and take staging memory from it.
     """
 
     block_bytes: int = 1 << 20
     depth: int = 32
     threads: int = 1
     direct: str = "auto"
+    numa_node: int | None = None
 
     def __post_init__(self) -> None:
+        if self.numa_node is not None:
+            check_node(self.numa_node)
         checks = (
             (
                 PAGE <= self.block_bytes <= LARGEST_BLOCK and self.block_bytes % PAGE == 0,

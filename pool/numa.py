@@ -8,7 +8,7 @@ import platform
 
 from tensorspill.errors import UnsupportedError
 
-__all__ = ["check_node", "prefer_node"]
+__all__ = ["bind_thread", "check_node", "prefer_node"]
 
 _MBIND = {"x86_64": 237, "aarch64": 235}
 _MPOL_PREFERRED = 1
@@ -56,3 +56,29 @@ def prefer_node(address: int, nbytes: int, node: int) -> str | None:
     if failed:
         return f"NUMA node {node} not set: mbind: {os.strerror(ctypes.get_errno())}"
     return None
+
+
+def bind_thread(node: int) -> str | None:
+    """Run the calling thread on the CPUs of a NUMA node from now on.
+
+    Returns
+    -------
+    str or None
+        Why it was not possible, or None if it was.
+    """
+    try:
+        with open(f"{_NODES}/node{node}/cpulist", encoding="ascii") as file:
+            cpus = _parse_cpus(file.read())
+        os.sched_setaffinity(0, cpus & os.sched_getaffinity(0) or cpus)
+    except (OSError, ValueError) as error:
+        return f"Thread not bound to NUMA node {node}: {error}"
+    return None
+
+
+def _parse_cpus(text: str) -> set[int]:
+    """Return the numbers in a list such as "0-3,8"."""
+    cpus: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus

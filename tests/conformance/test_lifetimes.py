@@ -212,7 +212,8 @@ def _in_child(engine: Engine, file, transfer) -> int:
 @pytest.mark.parametrize("how", ["Ctrl-C", "exit without closing", "python -O"])
 def test_processes_end_well(lane: Lane, tmp_path: Path, how):
     script = """
-        import os, signal, sys, threading, torch
+        import faulthandler, os, signal, sys, threading, torch
+        faulthandler.dump_traceback_later(100, exit=True)
         from tensorspill import Request
         from tests.conformance.lanes import LANES
         lane = next(lane for lane in LANES if lane.name == sys.argv[1])

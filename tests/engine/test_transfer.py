@@ -1,5 +1,6 @@
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_finish_may_run_elsewhere():
 
 def test_cancelling_a_gathered_transfer_cancels_its_parts():
     stopped: list[int] = []
-    parts = [Transfer(1, lambda i=i: stopped.append(i)) for i in range(3)]
+    parts = [Transfer(1, partial(stopped.append, i)) for i in range(3)]
     whole = gather(parts)
     parts[0].end(TransferRecord(1, 0.1, {}))
     assert whole.cancel()
