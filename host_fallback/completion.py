@@ -45,8 +45,7 @@ def fill_iocb(ring: Any, number: int, fd: int) -> None:
 def note_end(ring: Any, job: int) -> None:
     """List a job as ended when nothing of it is left to start or under way."""
     row = ring.jobs[job]
-    stopped = row.segment >= row.n_segments or row.error != 0 or row.dropped != 0
-    if stopped and row.in_flight == 0 and row.finished == 0:
+    if row.queued == 0 and row.in_flight == 0 and row.finished == 0:
         row.finished = 1
         ring.ended[ring.state[ENDED]] = job
         ring.state[ENDED] += 1

@@ -126,7 +126,11 @@ class Context:
         staging = None
         while staging is None and blocks > 0:
             try:
-                staging = Slab(blocks * self._options.block_bytes, page_lock="no")
+                staging = Slab(
+                    blocks * self._options.block_bytes,
+                    numa_node=self._options.numa_node,
+                    page_lock="no",
+                )
             except (BrokenError, MemoryError):
                 blocks //= 2
         if blocks < wanted:
@@ -134,6 +138,8 @@ class Context:
                 f"memory for {blocks} of {wanted} staging blocks of {self._options.block_bytes} "
                 "bytes; what needs staging goes through the page cache if there is none"
             )
+        for why in staging.notes if staging is not None else ():
+            self._note(why)
         return staging
 
     def close(self) -> None:

@@ -98,6 +98,7 @@ class Job:
         for field in ("segment", "position", "request", "in_flight", "finished", "dropped"):
             row[field] = 0
         row["error"] = 0
+        row["queued"] = 1
 
     def leave(self, row: Any, moved: Table, busy: dict[Path, float]) -> None:
         """Read the outcome from the record and account it."""

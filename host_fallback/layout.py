@@ -93,7 +93,8 @@ SLOT = np.dtype(
 )
 
 #: A batch, or a worker's part of one, that a ring works on. The first fields are addresses of
-#: tables, then cursors, then the outcome; `error` is an errno, 0 without one.
+#: tables, then cursors, then the outcome. `queued` is 1 while blocks may be left to start, and
+#: `error` an errno, 0 without one.
 JOB = np.dtype(
     [
         ("requests", "i8"),
@@ -104,6 +105,7 @@ JOB = np.dtype(
         ("segment", "i8"),
         ("position", "i8"),
         ("request", "i8"),
+        ("queued", "i8"),
         ("in_flight", "i8"),
         ("finished", "i8"),
         ("dropped", "i8"),

@@ -123,6 +123,7 @@ def _fill(ring: Any) -> bool:
         if _stop_early(ring, job) or row.segment >= row.n_segments:
             state[HEAD] = (state[HEAD] + 1) % len(ring.order)
             state[COUNT] -= 1
+            row.queued = 0
             note_end(ring, job)
             continue
         segment = carray(libc.at(row.segments), row.n_segments, SEGMENT)[row.segment]
