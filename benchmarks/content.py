@@ -39,9 +39,16 @@ class WrongContentError(RuntimeError):
     """A timed transfer moved the wrong bytes: its time is worth nothing."""
 
 
-def page_aligned(nbytes: int) -> torch.Tensor:
-    """Return page-aligned memory, all pages present, as one uint8 tensor."""
-    tensor = Slab(nbytes, page_lock="no").tensor
+def page_aligned(nbytes: int, huge_pages: bool = True) -> torch.Tensor:
+    """Return page-aligned memory, all pages present, as one uint8 tensor.
+
+    Parameters
+    ----------
+    nbytes : int
+    huge_pages : bool
+        Advise the kernel to use huge pages, as the library's pools do; torch doesn't.
+    """
+    tensor = Slab(nbytes, huge_pages=huge_pages, page_lock="no").tensor
     tensor.fill_(0)
     return tensor
 

@@ -55,15 +55,25 @@ def open_measured(folder: Path) -> Engine:
 
 
 def file_mover(
-    engine: Engine, file: File, tensors: Sequence[torch.Tensor], offsets: Sequence[int]
+    engine: Engine,
+    file: File,
+    tensors: Sequence[torch.Tensor],
+    offsets: Sequence[int],
+    prepared: bool = False,
 ) -> Mover:
-    """Return the mover to given offsets of an engine's file, as one batch."""
+    """Return the mover to given offsets of an engine's file, as one batch.
+
+    With `prepared` the batch is checked and lowered beforehand, and not each time it moves.
+    """
+
+    def requests(write: bool) -> list[Request]:
+        pairs = zip(tensors, offsets, strict=True)
+        return [Request(tensor, file, offset, write=write) for tensor, offset in pairs]
+
+    batches = {way: engine.prepare(requests(way)) for way in (False, True)} if prepared else {}
 
     def move(write: bool) -> object:
-        pairs = zip(tensors, offsets, strict=True)
-        return engine.submit(
-            [Request(tensor, file, offset, write=write) for tensor, offset in pairs]
-        ).result()
+        return engine.submit(batches[write] if prepared else requests(write)).result()
 
     return Mover(
         tensors,

@@ -101,6 +101,12 @@ class Results:
         pairs = zip(self.values(case, quantity), self.values(reference, quantity), strict=True)
         return [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
 
+    def spread_of_ratios(
+        self, case: str, reference: str, quantity: Quantity = gbps
+    ) -> Spread | None:
+        """Return median and quartiles of case over reference, in pairs of the same round."""
+        return spread(self.ratios(case, reference, quantity))
+
     def median(self, case: str, quantity: Quantity = gbps) -> float | None:
         """Return the median of a case, or None if it was not measured."""
         found = self.spread(case, quantity)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from benchmarks.rounds import Quantity, Results, Spread, gbps, noise_floor, spread
+from benchmarks.rounds import Quantity, Results, Spread, gbps, noise_floor
 
 __all__ = ["Bound", "Compared", "Row", "Verdict", "at_least", "at_most", "figure", "judge"]
 
@@ -158,7 +158,7 @@ class Compared:
         name: str | None = None,
     ) -> Row:
         """Compare a case with a reference."""
-        ratio = spread(self.results.ratios(case, reference, self.quantity))
+        ratio = self.results.spread_of_ratios(case, reference, self.quantity)
         noise = self.noise
         return Row(
             suite=self.suite,

@@ -20,7 +20,6 @@ from benchmarks.report import SuiteReport
 from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row, at_least
 from benchmarks.setting import Setting
-from tensorspill.engine import Engine, File, Request
 
 __all__ = ["run"]
 
@@ -43,7 +42,9 @@ def run(setting: Setting) -> SuiteReport:
         file = engine.open(path.name, "r+")
         for layout, fio_ways in LAYOUTS.items():
             offsets = _offsets(layout, setting)
-            mover = file_mover(engine, file, cut(memory, PAGE), offsets)
+            tensors = cut(memory, PAGE)
+            mover = file_mover(engine, file, tensors, offsets)
+            prepared = file_mover(engine, file, tensors, offsets, prepared=True)
             for way, rw in zip(("write", "read"), fio_ways, strict=True):
                 memory.copy_(expected)
                 mover.write()
@@ -51,7 +52,7 @@ def run(setting: Setting) -> SuiteReport:
                     way,
                     rw,
                     mover,
-                    _prepared(engine, file, mover, offsets, way),
+                    prepared,
                     expected,
                     setting,
                     watch,
@@ -69,19 +70,6 @@ def _offsets(layout: str, setting: Setting) -> list[int]:
     # Every other page at most, so that no two are neighbours.
     places = setting.chance.sample(range(REGION * count // 2), count)
     return [2 * place * PAGE for place in places]
-
-
-def _prepared(engine: Engine, file: File, mover: Mover, offsets: list[int], way: str) -> Mover:
-    """Return the same transfer as a batch that was checked before."""
-    pairs = zip(mover.tensors, offsets, strict=True)
-    batch = engine.prepare(
-        [Request(tensor, file, offset, write=way == "write") for tensor, offset in pairs]
-    )
-
-    def move() -> object:
-        return engine.submit(batch).result()
-
-    return Mover(mover.tensors, move, move, mover.places)
 
 
 def _cases(
