@@ -1,0 +1,226 @@
+"""Where ranks are: the machine, socket, switch, NIC, drive and GPU of each, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from tensorspill.errors import UnsupportedError
+from tensorspill.topology.capacities import Capacities
+from tensorspill.topology.forest import Forest, Integers
+from tensorspill.topology.nesting import Level, nest
+from tensorspill.topology.sequences import Named
+
+__all__ = ["Placement", "Unit"]
+
+
+class Unit(Enum):
+    """Of what there is to be one writer for each slice."""
+
+    NONE = "none"  #: one writer for each slice
+    REPLICA = "replica"  #: every replica may write
+    SOCKET = "socket"
+    MACHINE = "machine"
+    NIC = "nic"
+    NVME = "nvme"
+    GPU_SWITCH = "gpu-switch"
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Which devices each rank uses.
+
+    Parameters
+    ----------
+    where : mapping of Unit to array of int64
+        For each unit but NONE and REPLICA the number of each rank's device; -1 is unknown.
+    names : mapping of Unit to sequence of str
+        What the devices are called.
+    forest : Forest
+        What ranks share on their way to storage, with capacities.
+    notes : tuple of str
+        What could not be taken into account, and why.
+    """
+
+    where: Mapping[Unit, Integers]
+    names: Mapping[Unit, Sequence[str]]
+    forest: Forest
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.forest.leaf)
+
+    @property
+    def machines(self) -> int:
+        """Number of machines."""
+        return len(self.names[Unit.MACHINE])
+
+    def device(self, unit: Unit, rank: int) -> str | None:
+        """Return the name of a rank's device, or None if it is unknown."""
+        number = int(self.where[unit][rank]) if unit in self.where else -1
+        return None if number < 0 else self.names[unit][number]
+
+    def without(self, excluded: Iterable[str]) -> Placement:
+        """Return the same placement in which these resources carry nothing.
+
+        A name may be that of one resource, or of a machine for all resources of it.
+        """
+        numbers = []
+        for item in excluded:
+            inside = [k for k, n in enumerate(self.forest.names) if n == item]
+            inside += [k for k, n in enumerate(self.forest.names) if n.startswith(f"{item}/")]
+            if not inside:
+                raise UnsupportedError(
+                    f"There is no resource {item!r} to exclude",
+                    remedy=f"Names are like {self.forest.names[0]}, {self.forest.names[-1]}",
+                )
+            numbers += inside
+        return replace(self, forest=self.forest.without(numbers)) if numbers else self
+
+    @classmethod
+    def regular(
+        cls,
+        machines: int,
+        per_machine: int | Sequence[int] = 8,
+        *,
+        order: str | npt.ArrayLike = "block",
+        sockets: int = 2,
+        switches: int = 4,
+        storage: str = "machine",
+        capacities: Capacities | None = None,
+        storage_mbps: npt.ArrayLike | None = None,
+    ) -> Placement:
+        """Return machines of one kind, without asking any of them.
+
+        Parameters
+        ----------
+        machines : int
+            Number of machines.
+        per_machine : int or sequence of int
+            Ranks on each.
+        order : str or array of int
+            ``"block"``: the first ranks are on the first machine, and so on; ``"cyclic"``: rank r
+            is on machine r modulo `machines`; or the place of each rank, places being numbered in
+            blocks.
+        sockets, switches : int
+            Number on each machine; places share them in equal parts, in their order.
+        storage : str
+            What has drives of its own: ``"machine"``, ``"socket"`` or ``"switch"``; or
+            ``"shared"``: all write through a NIC of each machine to one file system.
+        capacities : Capacities, optional
+            Rates.
+        storage_mbps : array of int, optional
+            A rate for each group of drives (or NIC, if shared), in place of `capacities.storage`.
+        """
+        counts = np.broadcast_to(np.asarray(per_machine, np.int64), machines)
+        if machines < 1 or (counts < 1).any():
+            raise UnsupportedError(f"{machines} machines with {per_machine} ranks each")
+        place = _order(order, counts)
+        machine = np.repeat(np.arange(machines), counts)[place]
+        local = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))[place]
+        most = counts[machine]
+        socket = machine * sockets + np.minimum(local * sockets // most, sockets - 1)
+        switch = machine * switches + np.minimum(local * switches // most, switches - 1)
+        names = {
+            Unit.MACHINE: Named(machines, lambda i: f"node{i}"),
+            Unit.SOCKET: _inside(machines, sockets, "socket"),
+            Unit.GPU_SWITCH: _inside(machines, switches, "switch"),
+            Unit.NIC: _inside(machines, 1, "nic"),
+        }
+        group, names[Unit.NVME] = {
+            "machine": (machine, _inside(machines, 1, "nvme")),
+            "socket": (socket, _inside(machines, sockets, "nvme")),
+            "switch": (switch, _inside(machines, switches, "nvme")),
+            "shared": (np.full_like(machine, -1), Named(0, str)),
+        }[storage]
+        where = {
+            Unit.MACHINE: machine,
+            Unit.SOCKET: socket,
+            Unit.GPU_SWITCH: switch,
+            Unit.NIC: machine,
+            Unit.NVME: group,
+        }
+        rates = capacities or Capacities()
+        return cls.of(where, names, rates, storage_mbps, shared=storage == "shared")
+
+    @classmethod
+    def of(
+        cls,
+        where: Mapping[Unit, Integers],
+        names: Mapping[Unit, Sequence[str]],
+        capacities: Capacities,
+        storage_mbps: npt.ArrayLike | None = None,
+        *,
+        shared: bool = False,
+        notes: tuple[str, ...] = (),
+    ) -> Placement:
+        """Return a placement with the forest that follows from the devices and capacities.
+
+        Parameters
+        ----------
+        where, names
+            As the class has them.
+        capacities : Capacities
+            Rates; `storage_mbps` goes before them for each drive group, or NIC if `shared`.
+        shared : bool
+            Whether ranks write through their NIC to a file system, rather than to their drives.
+        notes : tuple of str
+            What is known to be missing.
+        """
+        ranks = len(where[Unit.MACHINE])
+        last = Unit.NIC if shared else Unit.NVME
+        typical = capacities.nic if shared else capacities.storage
+        rate = typical if storage_mbps is None else storage_mbps
+        local = np.arange(ranks)
+        levels = [Level("stream", local, np.full(ranks, capacities.stream), _streams(ranks))]
+        if capacities.switch is not None:
+            levels.append(_level(Unit.GPU_SWITCH, where, names, capacities.switch))
+        if rate is not None:
+            levels.append(_level(last, where, names, rate))
+        if capacities.filesystem is not None:
+            whole = np.zeros(ranks, np.int64)
+            total = np.array([capacities.filesystem])
+            levels.append(Level("filesystem", whole, total, ["filesystem"]))
+        forest, left_out = nest(levels)
+        return cls(dict(where), dict(names), forest, notes + left_out)
+
+
+def _order(order: str | npt.ArrayLike, counts: Integers) -> Integers:
+    """Return the place of each rank."""
+    total = int(counts.sum())
+    if isinstance(order, str):
+        if order == "block":
+            return np.arange(total)
+        if order != "cyclic":
+            raise UnsupportedError(f"Order {order!r} is neither block nor cyclic")
+        turn = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.lexsort((np.repeat(np.arange(len(counts)), counts), turn))
+    place = np.asarray(order, np.int64)
+    if place.shape != (total,) or not np.array_equal(np.sort(place), np.arange(total)):
+        raise UnsupportedError(f"The order is no permutation of {total} places")
+    return place
+
+
+def _streams(ranks: int) -> Sequence[str]:
+    return Named(ranks, lambda i: f"rank{i}")
+
+
+def _inside(machines: int, each: int, kind: str) -> Sequence[str]:
+    number = str if each > 1 else (lambda _: "")
+    return Named(machines * each, lambda i: f"node{i // each}/{kind}{number(i % each)}")
+
+
+def _level(
+    unit: Unit,
+    where: Mapping[Unit, Integers],
+    names: Mapping[Unit, Sequence[str]],
+    rate: npt.ArrayLike,
+) -> Level:
+    capacity = np.broadcast_to(np.asarray(rate, np.int64), len(names[unit])).copy()
+    return Level(unit.value, where[unit], capacity, names[unit])
