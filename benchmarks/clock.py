@@ -36,7 +36,7 @@ class Sample:
         return self.nbytes / self.seconds / 1e9 if self.seconds > 0 else float("inf")
 
 
-def idle_cpu_rate(seconds: float = 0.3) -> float:
+def idle_cpu_rate(seconds: float = 0.1) -> float:
     """Return the CPU seconds that this process uses in a second in which it does nothing."""
     cpu, begun = time.process_time(), time.perf_counter()
     time.sleep(seconds)

@@ -43,6 +43,7 @@ def prewrite(path: str | os.PathLike[str]) -> None:
         if size > whole:
             _write_rest(path, whole, size - whole)
         os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 

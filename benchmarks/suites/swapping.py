@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -28,6 +27,7 @@ from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row, at_least
 from benchmarks.setting import Setting
 from tensorspill.spill_file import SpillFile
+from tensorspill.swapper import ParameterSwapper
 
 __all__ = ["run"]
 
@@ -81,14 +81,14 @@ class Bench:
         for tensor in self.content:
             randomize(tensor)
         self.outside = [ordinary_tensor(each) for _ in range(count)]
-        self.swapper: Any = None
+        self.swapper: ParameterSwapper
         self.params: list[torch.nn.Parameter] = []
 
-    def open(self, options: dict[str, Any]) -> Any:
+    def open(self, options: dict[str, Any]) -> ParameterSwapper:
         """Open the swapper, with a budget for all parameters, and give it its parameters."""
-        swapper = importlib.import_module("tensorspill.swapper").ParameterSwapper
         budget = self.count * (self.each + 4096)
-        self.swapper = swapper(self.setting.folder, torch.bfloat16, budget, **options)
+        self.swapper = ParameterSwapper(self.setting.folder, torch.bfloat16, budget, **options)
+        prewrite_spill(self.swapper.file)
         self.params = [
             torch.nn.Parameter(tensor.clone().view(torch.bfloat16), requires_grad=False)
             for tensor in self.content
