@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.sysfs import Files
+from tensorspill.topology.sysfs import Files, natural
 
 __all__ = ["drives_below", "members", "named", "numbered", "whole"]
 
@@ -42,11 +42,12 @@ def whole(files: Files, name: str) -> str:
 
 def members(files: Files, name: str) -> tuple[str, ...]:
     """Return the disks and stacks that a block device is made of; none for a drive."""
-    return tuple(dict.fromkeys(whole(files, n) for n in files.names(f"{_CLASS}/{name}/slaves")))
+    names = (whole(files, slave) for slave in files.names(f"{_CLASS}/{name}/slaves"))
+    return tuple(sorted(set(names), key=natural))
 
 
 def drives_below(files: Files, name: str, above: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the drives at the bottom of a stack, sorted; a drive is its own.
+    """Return the drives at the bottom of a stack, in order; a drive is its own.
 
     Raises
     ------
@@ -63,4 +64,4 @@ def drives_below(files: Files, name: str, above: tuple[str, ...] = ()) -> tuple[
     if not below:
         return (name,)
     found = {d for member in below for d in drives_below(files, member, (*above, name))}
-    return tuple(sorted(found))
+    return tuple(sorted(found, key=natural))

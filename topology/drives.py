@@ -8,7 +8,7 @@ from tensorspill.errors import UnsupportedError
 from tensorspill.topology.blocks import drives_below, members
 from tensorspill.topology.machine import Drive, Stack
 from tensorspill.topology.pci import PciTree, Place
-from tensorspill.topology.sysfs import Files, Reading
+from tensorspill.topology.sysfs import Files, Reading, natural
 
 __all__ = ["read_drives", "read_stacks"]
 
@@ -25,20 +25,13 @@ def read_drives(files: Files, tree: PciTree) -> tuple[Drive, ...]:
     """Return the whole disks that are made of no other, by name."""
     names = [name for name in files.names(_BLOCK) if not _NO_DRIVE.fullmatch(name)]
     alone = (name for name in names if not _is_stack(files, name))
-    return tuple(_read_drive(files, tree, name) for name in sorted(alone, key=_natural))
+    return tuple(_read_drive(files, tree, name) for name in sorted(alone, key=natural))
 
 
 def read_stacks(files: Files, notes: list[str]) -> tuple[Stack, ...]:
     """Return the block devices made of others; those made of themselves go to the notes."""
     names = [name for name in files.names(_BLOCK) if _is_stack(files, name)]
-    return tuple(_read_stack(files, name, notes) for name in sorted(names, key=_natural))
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Sort nvme10n1 after nvme9n1."""
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-    ]
+    return tuple(_read_stack(files, name, notes) for name in sorted(names, key=natural))
 
 
 def _is_stack(files: Files, name: str) -> bool:
@@ -94,7 +87,7 @@ def _controllers(files: Files, folder: str) -> list[str]:
     if _CONTROLLER.fullmatch(above.rsplit("/", 1)[-1]):
         return [above]
     names = [name for name in files.names(above) if _CONTROLLER.fullmatch(name)]
-    found = [files.real(f"{above}/{name}") for name in sorted(names, key=_natural)]
+    found = [files.real(f"{above}/{name}") for name in sorted(names, key=natural)]
     return sorted(found, key=lambda path: files.text(f"{path}/state")[0] != "live")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 
-__all__ = ["Files", "Reading", "cpu_list", "link_mbps"]
+__all__ = ["Files", "Reading", "cpu_list", "link_mbps", "natural"]
 
 _MOST = 1 << 16
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -119,6 +119,12 @@ class Reading:
         if rate is None:
             self.reasons[field] = f"/{folder}: link is {speed[:20]!r} x {width[:20]!r}"
         return rate
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return a key by which nvme10n1 comes after nvme9n1."""
+    parts = re.split(r"([0-9]+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def cpu_list(text: str) -> tuple[int, ...] | None:

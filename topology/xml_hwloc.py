@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.bdf import as_bdf, is_bdf
 from tensorspill.topology.machine import Bridge, Drive, Gpu, Machine, Nic, NumaNode
+from tensorspill.topology.sysfs import natural
 from tensorspill.topology.xml_files import cpus_of_mask, parse_xml, whole_number
 
 __all__ = ["read_hwloc_xml"]
@@ -70,8 +71,8 @@ class _Reader:
             nodes=tuple(node for _, node in sorted(self._nodes.items())),
             bridges=tuple(bridge for _, bridge in sorted(self._bridges.items())),
             gpus=tuple(replace(gpu, index=i) for i, (_, gpu) in enumerate(gpus)),
-            nics=tuple(nic for _, nic in sorted(self._nics.items())),
-            drives=tuple(drive for _, drive in sorted(self._drives.items())),
+            nics=tuple(self._nics[name] for name in sorted(self._nics, key=natural)),
+            drives=tuple(self._drives[name] for name in sorted(self._drives, key=natural)),
         )
 
     def read(self, element: ElementTree.Element, where: _Where) -> None:

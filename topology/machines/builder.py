@@ -18,7 +18,7 @@ from tensorspill.topology.machine import (
     NvLink,
     Stack,
 )
-from tensorspill.topology.sysfs import cpu_list, link_mbps
+from tensorspill.topology.sysfs import cpu_list, link_mbps, natural
 
 __all__ = ["GIB", "Builder", "link"]
 
@@ -134,7 +134,7 @@ class Builder:
         names = tuple(drive.name for drive in self._drives)
         capacity = sum(drive.capacity or 0 for drive in self._drives)
         self._stacks.append(
-            Stack(name="md0", kind="raid0", members=names, drives=tuple(sorted(names)),
+            Stack(name="md0", kind="raid0", members=names, drives=names,
                   capacity=capacity)
         )  # fmt: skip
         self._mounts.append(Mount(path=path, filesystem="xfs", source="/dev/md0", device="md0"))
@@ -156,7 +156,7 @@ class Builder:
             nodes=tuple(node for _, node in sorted(self._nodes.items())),
             bridges=tuple(bridge for _, bridge in sorted(self._bridges.items())),
             gpus=tuple(gpus),
-            nics=tuple(self._nics),
+            nics=tuple(sorted(self._nics, key=lambda nic: natural(nic.name))),
             drives=tuple(self._drives),
             stacks=tuple(self._stacks),
             mounts=tuple(self._mounts),
