@@ -14,6 +14,7 @@ import torch
 from tensorspill.engine.batch import Batch, lower
 from tensorspill.engine.file import File
 from tensorspill.engine.folder import MODES, Folder
+from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.ledger import Ledger
 from tensorspill.engine.options import Resolved
 from tensorspill.engine.request import Request
@@ -158,6 +159,8 @@ class Engine(ABC):
             The engine, a file or a buffer is closed, or this is a forked child.
         UnsupportedError
             A request can't be carried out as asked (see `lower`); nothing was started.
+        BrokenError
+            There is no room for a thread; nothing was started.
         """
         self._ledger.check_open()
         batch = requests if isinstance(requests, Batch) else lower(requests, self.device)
@@ -165,11 +168,13 @@ class Engine(ABC):
             if file.ledger is not self._ledger:
                 raise UnsupportedError("The file was opened by another engine", path=file.path)
         transfer = Transfer(batch.nbytes)
-        self._ledger.begin(batch, transfer)
-        if batch.nbytes == 0:
-            self._ledger.end(transfer, None, {})
-        else:
-            self._start(batch, transfer)
+        # A transfer that is entered and not started would never end.
+        with HeldInterrupts():
+            self._ledger.begin(batch, transfer)
+            if batch.nbytes == 0:
+                self._ledger.end(transfer, None, {})
+            else:
+                self._start(batch, transfer)
         return transfer
 
     def statistics(self) -> EngineStatistics:

@@ -33,7 +33,10 @@ class Ledger:
     def __init__(self, path: str) -> None:
         self.path = path
         self.pid = os.getpid()
-        self._changed = threading.Condition()
+        # Entering a plain lock is one step for a signal handler, entering a Condition is not: an
+        # exception from a handler, such as Ctrl-C's, would leave it locked for ever.
+        self._mutex = threading.Lock()
+        self._changed = threading.Condition(self._mutex)
         self._renewed = False
         self._closed = False
         self._live: dict[Transfer, tuple[Batch, int, float]] = {}
@@ -62,15 +65,16 @@ class Ledger:
                 remedy="Open one in this process",
             )
 
-    def _lock(self) -> threading.Condition:
+    def _lock(self) -> threading.Lock:
         """Return the lock; in a forked child a new one, since nobody may ever let go of the old."""
         if self.forked and not self._renewed:
-            self._changed, self._renewed = threading.Condition(), True
-        return self._changed
+            self._mutex, self._renewed = threading.Lock(), True
+            self._changed = threading.Condition(self._mutex)
+        return self._mutex
 
     def begin(self, batch: Batch, transfer: Transfer) -> None:
         """Enter a transfer; its memory counts as in use until `end`."""
-        with self._changed:
+        with self._mutex:
             self.check_open()
             for file in batch.files:
                 file.check_open()
@@ -86,7 +90,7 @@ class Ledger:
         paths: Mapping[str, PathStatistics],
     ) -> None:
         """Leave a transfer, and end its future last, when everything else is in order."""
-        with self._changed:
+        with self._mutex:
             batch, token, begun = self._live.pop(transfer)
             live_ranges.remove(token)
             for path, moved in paths.items():

@@ -35,6 +35,11 @@ class Transfer(Future[TransferRecord]):
         self.nbytes = nbytes
         self._stop = stop
         self._pid = os.getpid()
+        self._outcome: TransferRecord | BaseException | None = None
+        # Held until the end. Waiting on a plain lock can be interrupted anywhere; an exception from
+        # a signal handler in the middle of Future.result can leave the future locked for ever.
+        self._gate = threading.Lock()
+        self._gate.acquire()
         self.set_running_or_notify_cancel()
 
     def on_cancel(self, stop: Callable[[], None]) -> None:
@@ -56,9 +61,13 @@ class Transfer(Future[TransferRecord]):
             self._stop()
         return True
 
+    def done(self) -> bool:
+        """Whether the transfer has ended."""
+        return self._outcome is not None
+
     def cancelled(self) -> bool:
         """Whether the transfer ended because it was cancelled."""
-        return self.done() and isinstance(self._error(), CancelledError)
+        return isinstance(self._outcome, CancelledError)
 
     def result(self, timeout: float | None = None) -> TransferRecord:
         """Wait for the end, at most `timeout` seconds, and return the record.
@@ -74,31 +83,48 @@ class Transfer(Future[TransferRecord]):
         ClosedError
             This is a forked child, where the transfer can't end.
         """
-        self._check_process()
-        try:
-            return super().result(timeout)
-        except KeyboardInterrupt:
-            self.cancel()
-            raise
+        outcome = self._wait(timeout)
+        if isinstance(outcome, BaseException):
+            try:
+                raise outcome
+            finally:
+                # The traceback refers to this frame, which must not refer to the error in turn.
+                del outcome, self
+        return outcome
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as `result` does and return the error, or None."""
+        outcome = self._wait(timeout)
+        return outcome if isinstance(outcome, BaseException) else None
+
+    def _wait(self, timeout: float | None) -> TransferRecord | BaseException:
         self._check_process()
         try:
-            return super().exception(timeout)
+            if self._outcome is None:
+                self._pass_gate(timeout)
         except KeyboardInterrupt:
             self.cancel()
             raise
+        if self._outcome is None:
+            raise TimeoutError(f"The transfer has not ended within {timeout} s; it goes on")
+        return self._outcome
+
+    def _pass_gate(self, timeout: float | None) -> None:
+        if timeout is None:
+            with self._gate:
+                return
+        # What a lock takes is limited, and negative numbers mean something else to it.
+        if self._gate.acquire(timeout=min(max(timeout, 0), threading.TIMEOUT_MAX)):
+            self._gate.release()
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid and not self.done():
             raise ClosedError("This transfer belongs to the parent process")
 
-    def _error(self) -> BaseException | None:
-        return super().exception(0)
-
     def end(self, outcome: TransferRecord | BaseException) -> None:
         """End the transfer: called once, by the engine that runs it."""
+        self._outcome = outcome
+        self._gate.release()
         if isinstance(outcome, BaseException):
             self.set_exception(outcome)
         else:
@@ -133,7 +159,7 @@ def gather(
     lock = threading.Lock()
 
     def conclude() -> None:
-        error = next((e for e in (part._error() for part in parts) if e is not None), None)
+        error = next((e for e in (part.exception(0) for part in parts) if e is not None), None)
         try:
             error = finish(error) if finish is not None else error
         except BaseException as failure:
