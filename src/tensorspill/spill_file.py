@@ -6,12 +6,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
 
+from tensorspill.engine.statistics import TransferRecord
 from tensorspill.engine.transfer import Transfer, gather
 from tensorspill.errors import CapacityError, NoSpaceError
 from tensorspill.pool.sizes import parse_bytes
@@ -355,7 +357,10 @@ class SpillFile:
                 part.cancel()
             gather(parts, job.end)
             raise
-        return gather(parts, job.end, job.run)
+        whole = gather(parts, job.end, job.run)
+        # Until then the parts keep the memory alive; afterwards whoever keeps `whole` must not.
+        whole.add_done_callback(_let_go)
+        return whole
 
     def _locations(self, extent: Extent) -> tuple[Location, ...]:
         return tuple(
@@ -363,6 +368,12 @@ class SpillFile:
             for piece in extent.pieces
             if piece.nbytes
         )
+
+
+def _let_go(transfer: Future[TransferRecord]) -> None:
+    """Let an ended transfer forget its parts."""
+    if isinstance(transfer, Transfer):
+        transfer.on_cancel(lambda: None)
 
 
 def _release(claims: list[Claim]) -> None:

@@ -87,5 +87,8 @@ class Job:
             self._catalog.settle_put(self._plan, error, begun)
         else:
             self._catalog.settle_get(self._plan, error)
-        if self._watcher is not None:
-            self._watcher.ended(error)
+        watcher, self._watcher = self._watcher, None
+        # Whoever holds the transfer holds this object, which must not hold the tensors.
+        self._plan = Plan(())
+        if watcher is not None:
+            watcher.ended(error)

@@ -1,6 +1,10 @@
-"""What the tests of spill files share: one helper that checks every invariant of a catalog."""
+"""What the tests of spill files share: one helper for every invariant, and a storm of Ctrl-C."""
 
-from collections.abc import Iterable
+import contextlib
+import gc
+import signal
+import threading
+from collections.abc import Iterable, Iterator
 
 from tensorspill.spill_catalog import Catalog
 from tensorspill.spill_file import SpillFile
@@ -86,3 +90,32 @@ def check_spill(spill: SpillFile) -> None:
         stored = spill.meta(name)
         assert sum(location.nbytes for location in stored.extents) == stored.nbytes
         assert stored.extents == spill.location(name)
+
+
+@contextlib.contextmanager
+def storm(pause: float) -> Iterator[list[bool]]:
+    """Interrupt the main thread again and again; each time that the list is set to [True], once."""
+    armed, over = [False], threading.Event()
+
+    def handle(*_: object) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise KeyboardInterrupt
+
+    def send() -> None:
+        while not over.wait(pause):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    main = threading.get_ident()
+    # Python reports and drops what is raised in callbacks of the garbage collector.
+    gc.disable()
+    before = signal.signal(signal.SIGINT, handle)
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield armed
+    finally:
+        over.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+        gc.enable()

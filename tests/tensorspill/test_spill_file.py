@@ -1,9 +1,7 @@
 """Spill files on real drives: what goes in comes out, and nothing else ever does."""
 
-import contextlib
 import gc
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -33,7 +31,7 @@ from tensorspill.spill_file import SpillFile
 from tests.conformance.data import random_bytes
 from tests.faults.file_systems import small_file_system
 from tests.faults.limits import file_size_limit
-from tests.tensorspill.spill_helpers import check_spill
+from tests.tensorspill.spill_helpers import check_spill, storm
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -776,35 +774,6 @@ def test_close_in_one_thread_while_others_work(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
     assert not failures
-
-
-@contextlib.contextmanager
-def storm(pause: float) -> Iterator[list[bool]]:
-    """Interrupt the main thread again and again; each time that the list is set to [True], once."""
-    armed, over = [False], threading.Event()
-
-    def handle(*_: object) -> None:
-        if armed[0]:
-            armed[0] = False
-            raise KeyboardInterrupt
-
-    def send() -> None:
-        while not over.wait(pause):
-            signal.pthread_kill(main, signal.SIGINT)
-
-    main = threading.get_ident()
-    # Python reports and drops what is raised in callbacks of the garbage collector.
-    gc.disable()
-    before = signal.signal(signal.SIGINT, handle)
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        yield armed
-    finally:
-        over.set()
-        thread.join()
-        signal.signal(signal.SIGINT, before)
-        gc.enable()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
