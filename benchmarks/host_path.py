@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.clock import idle_cpu_rate
-from benchmarks.machine import describe
+from benchmarks.machine import describe, memory_available
 from benchmarks.place import working_folder
 from benchmarks.report import Report, SuiteReport, markdown, print_report, write_json
 from benchmarks.setting import FULL, QUICK, Setting, Sizes
@@ -38,7 +38,7 @@ from benchmarks.suites import (
     swapping,
     torch_save,
 )
-from tensorspill.errors import SpillError
+from tensorspill.errors import CapacityError, SpillError
 
 Tick = Callable[[str], None]
 
@@ -106,26 +106,43 @@ def measure(
 
     Raises
     ------
-    NoSpaceError
-        There is not enough room.
+    NoSpaceError, CapacityError
+        There is not enough room on the drive, or too little memory.
     """
     # Comparing and filling must not leave spinning threads behind whose CPU time counts as ours.
     torch.set_num_threads(1)
     machine, begun, chance = describe(folder), time.perf_counter(), random.Random(seed)
+    _check_memory(sizes)
     suites: dict[str, SuiteReport] = {}
+    seconds: dict[str, float] = {}
     with working_folder(folder, _needed(sizes)) as place:
         idle = idle_cpu_rate()
         for name in only:
             with working_folder(place, 0) as own:
                 tick(name)
+                started = time.perf_counter()
                 setting = Setting(own, rounds, sizes, chance, idle, partial(_tell, tick, name))
                 suites[name] = SUITES[name](setting)
-    settings = {"rounds": rounds, "seed": seed, "large": sizes.large, "quick": sizes != FULL}
+                seconds[name] = round(time.perf_counter() - started, 1)
+    settings = {"rounds": rounds, "seed": seed, "full size": sizes == FULL, "seconds": seconds}
     return Report(machine, settings, suites, time.perf_counter() - begun)
 
 
 def _tell(tick: Tick, suite: str, text: str) -> None:
     tick(f"{suite}, {text}")
+
+
+def _check_memory(sizes: Sizes) -> None:
+    """Refuse to measure what would be swapped out."""
+    needed, available = 5 * sizes.large, memory_available()
+    if needed > available:
+        raise CapacityError(
+            "Too little memory to measure with",
+            asked=needed,
+            free=available,
+            largest=available,
+            remedy="Use --quick",
+        )
 
 
 def _needed(sizes: Sizes) -> int:

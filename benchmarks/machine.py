@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks import fio
 from tensorspill.pool.sizes import format_bytes
 
-__all__ = ["Machine", "describe"]
+__all__ = ["Machine", "describe", "memory_available"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,14 @@ class Machine:
     def record(self) -> dict[str, Any]:
         """Return the description for JSON."""
         return asdict(self)
+
+
+def memory_available() -> int:
+    """Return the bytes of memory that can be used without swapping."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def describe(folder: str | os.PathLike[str]) -> Machine:

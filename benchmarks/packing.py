@@ -23,8 +23,8 @@ __all__ = ["KINDS", "SIZES", "Line", "crossing", "measure_packing"]
 
 PAGE = 4096
 
-#: Sizes of tensors.
-SIZES = tuple(1 << power for power in range(12, 21))
+#: Sizes of tensors: 4 KiB to 4 MiB.
+SIZES = tuple(1 << power for power in range(12, 23))
 
 #: What one by one means.
 KINDS = {
