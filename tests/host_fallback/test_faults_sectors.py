@@ -36,7 +36,7 @@ def test_the_drive_refuses_less_than_a_sector(drive: Path):
     try:
         for offset, nbytes in ((0, 512), (512, SECTOR), (1024, 1024)):
             with pytest.raises(OSError, match="Invalid argument") as caught:
-                os.pwrite(fd, memoryview(memory.numpy())[:nbytes], offset)
+                os.pwrite(fd, memory[:nbytes].numpy().data, offset)
             assert caught.value.errno == errno.EINVAL
         alignment = find_alignment(fd)
         assert alignment is not None
