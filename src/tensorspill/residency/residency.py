@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import torch
 from torch import nn
@@ -19,9 +19,7 @@ from tensorspill.residency.schedule import Phase, Schedule
 from tensorspill.residency.statistics import ResidencyStatistics, footprint, spillable
 from tensorspill.residency.store import ParameterStore
 from tensorspill.residency.visits import Block
-
-if TYPE_CHECKING:
-    from tensorspill.swapper import ParameterSwapper
+from tensorspill.swapper import ParameterSwapper, SwapStatus
 
 __all__ = ["Residency"]
 
@@ -98,7 +96,7 @@ class Residency:
         self._schedule = Schedule(self._memory, self._blocks)
         self._lock = threading.RLock()
         self._hooks = BlockHooks(self._schedule, self._lock)
-        self._closed = False
+        self._closed = self._restored = False
         blocks = list(blocks)
         self._check_budget(blocks)
         self._hooks.watch_model(model)
@@ -216,13 +214,12 @@ class Residency:
             A write failed, or a read of `restore`; the hooks are removed nevertheless.
         """
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
             self._hooks.remove()
             self.flush()
-            if restore:
+            if restore and not self._restored:
                 self._restore()
+                self._restored = True
 
     def __enter__(self) -> Self:
         return self
@@ -266,8 +263,8 @@ class Residency:
     def _can_spill(self, parameter: nn.Parameter) -> bool:
         if parameter in self._entries:
             return True
-        same = parameter.dtype == self._swapper.dtype and parameter.is_cpu
-        return same and parameter.is_contiguous() and self._swapper.swappable(parameter)
+        movable = parameter.dtype == (self._swapper.dtype or parameter.dtype) and parameter.is_cpu
+        return movable and parameter.is_contiguous() and self._swapper.swappable(parameter)
 
     def _spillable(self, more: list[nn.Module]) -> dict[nn.Parameter, None]:
         blocks = [block.module for block in self._blocks] + more
@@ -300,6 +297,7 @@ class Residency:
 
     def _restore(self) -> None:
         for parameter in self._entries:
-            memory = torch.empty(parameter.shape, dtype=parameter.dtype)
-            self._swapper.swap_into(parameter, memory)
-            parameter.data = memory
+            if self._swapper.status(parameter) is SwapStatus.NOT_AVAILABLE:
+                memory = torch.empty(parameter.shape, dtype=parameter.dtype)
+                self._swapper.swap_in([parameter], wait=True, buffers=[memory])
+            self._swapper.forget([parameter])

@@ -41,7 +41,7 @@ class ResidencyStatistics:
     evictions : int
         How often a parameter was let go.
     bytes_in, bytes_out : int
-        Bytes of parameters read from and written to the drive.
+        Bytes of parameters read from and written to the drive, from when they were spilled first.
     transfer_seconds : float
         Time in which at least one transfer was under way.
     stalled_seconds : float

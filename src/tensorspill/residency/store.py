@@ -5,16 +5,12 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-import torch
-
+from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer
 from tensorspill.residency.clock import TransferClock
 from tensorspill.residency.entry import Spilled, State
-
-if TYPE_CHECKING:
-    from tensorspill.swapper import ParameterSwapper
+from tensorspill.swapper import ParameterSwapper
 
 __all__ = ["ParameterStore"]
 
@@ -83,7 +79,6 @@ class ParameterStore:
         """
         if entries:
             self._swapper.swap_out([e.parameter for e in entries], wait=True, release=True)
-            self.counts["bytes_out"] += sum(entry.parameter.nbytes for entry in entries)
 
     def read(self, entries: Sequence[Spilled]) -> None:
         """Begin to read parameters that are away; they are COMING.
@@ -94,14 +89,14 @@ class ParameterStore:
             The pool has no room for all of them; nothing changed.
         """
         begun = time.perf_counter()
-        with torch.inference_mode(False):
+        with HeldInterrupts():
             transfer = self._swapper.swap_in([e.parameter for e in entries], wait=False)
-        self._begin(transfer, entries, State.COMING, begun)
-        for entry in entries:
-            self.held[entry] = None
-            self.held_bytes += entry.nbytes
-            self.counts["bytes_in"] += entry.parameter.nbytes
-        self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
+            self._begin(transfer, entries, State.COMING, begun)
+            for entry in entries:
+                self.held[entry] = None
+                self.held_bytes += entry.nbytes
+                self.counts["bytes_in"] += entry.parameter.nbytes
+            self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
 
     def write(self, entries: Sequence[Spilled]) -> None:
         """Begin to write parameters that are in memory; they are GOING, and stay.
@@ -118,24 +113,26 @@ class ParameterStore:
         if not entries:
             return
         begun = time.perf_counter()
-        transfer = self._swapper.swap_out([e.parameter for e in entries], wait=False, release=False)
-        for entry in entries:
-            entry.dirty = False
-            entry.version = entry.parameter._version
-            self.counts["bytes_out"] += entry.parameter.nbytes
-        self._begin(transfer, entries, State.GOING, begun)
+        parameters = [entry.parameter for entry in entries]
+        with HeldInterrupts():
+            transfer = self._swapper.swap_out(parameters, wait=False, release=False)
+            self._begin(transfer, entries, State.GOING, begun)
+            for entry in entries:
+                entry.dirty = False
+                entry.version = entry.parameter._version
+                self.counts["bytes_out"] += entry.parameter.nbytes
 
     def evict(self, entries: Sequence[Spilled]) -> None:
         """Let go the memory of parameters that are HERE."""
         if not entries:
             return
-        with torch.inference_mode(False):
+        with HeldInterrupts():
             self._swapper.release([e.parameter for e in entries])
-        for entry in entries:
-            self._left(entry)
-            del self._at[entry.address]
-            del self._starts[bisect.bisect_left(self._starts, entry.address)]
-        self.counts["evictions"] += len(entries)
+            for entry in entries:
+                self._left(entry)
+                del self._at[entry.address]
+                del self._starts[bisect.bisect_left(self._starts, entry.address)]
+            self.counts["evictions"] += len(entries)
 
     # -- transfers -----------------------------------------------------------------------------
 
@@ -170,9 +167,8 @@ class ParameterStore:
             raise errors[0]
 
     def _begin(
-        self, transfer: Transfer | None, entries: Sequence[Spilled], state: State, begun: float
+        self, transfer: Transfer, entries: Sequence[Spilled], state: State, begun: float
     ) -> None:
-        assert transfer is not None  # asked for with wait=False
         self._transfers[transfer] = list(entries)
         for entry in entries:
             entry.state, entry.transfer = state, transfer
@@ -180,13 +176,14 @@ class ParameterStore:
 
     def _conclude(self, transfer: Transfer) -> BaseException | None:
         error = transfer.exception(0)
-        for entry in self._transfers.pop(transfer):
-            entry.transfer = None
-            if entry.state is State.COMING:
-                self._arrived(entry, error)
-            else:
-                entry.state = State.HERE
-                entry.dirty = entry.dirty or error is not None
+        with HeldInterrupts():
+            for entry in self._transfers.pop(transfer):
+                entry.transfer = None
+                if entry.state is State.COMING:
+                    self._arrived(entry, error)
+                else:
+                    entry.state = State.HERE
+                    entry.dirty = entry.dirty or error is not None
         return error
 
     def _arrived(self, entry: Spilled, error: BaseException | None) -> None:

@@ -1,0 +1,1 @@
+"""The demonstration: training a model whose parameters live on the drive."""
