@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tensorspill.errors import UnsupportedError
+from tensorspill.topology.discovery.paths import Storage
 from tensorspill.topology.distances import Distance, distance, nearest
 from tensorspill.topology.machine import Drive, Gpu, Machine
-from tensorspill.topology.paths import Storage
 from tensorspill.topology.process import Process, VisibleGpu
 from tensorspill.topology.record import Record
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from tensorspill.topology.machine import Bridge, Device, Gpu, Machine
 from tensorspill.topology.record import Record
 
-__all__ = ["CLASSES", "Distance", "distance", "nearest"]
+__all__ = ["CLASSES", "Distance", "distance", "distance_from_cpus", "nearest"]
 
 #: From near to far; "?" is unknown.
 CLASSES = ("X", "NV", "PIX", "PXB", "PHB", "NODE", "SYS", "?")
@@ -80,7 +80,7 @@ def nearest(
         Those at an unknown distance count only if all are.
     """
     if device is None or isinstance(device, int):
-        pairs = [(_from_node(machine, device, other), other) for other in others]
+        pairs = [(distance_from_cpus(machine, device, other), other) for other in others]
     else:
         pairs = [(distance(machine, device, other), other) for other in others]
     if not pairs:
@@ -109,8 +109,8 @@ def _below(above: tuple[Bridge, ...], common: Bridge) -> set[str]:
     return found
 
 
-def _from_node(machine: Machine, node: int | None, device: Device) -> Distance:
-    """Return how far a device is from CPUs."""
+def distance_from_cpus(machine: Machine, node: int | None, device: Device) -> Distance:
+    """Return how far a device is from the CPUs of a NUMA node; None is an unknown node."""
     if _one_node(machine) and device.bdf is not None:
         return Distance(kind="NODE")
     if node is None:

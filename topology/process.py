@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensorspill.errors import UnsupportedError
+from tensorspill.topology.discovery.sysfs import Files, cpu_list
 from tensorspill.topology.machine import Gpu, Machine
 from tensorspill.topology.record import Record
-from tensorspill.topology.sysfs import Files, cpu_list
 
 __all__ = ["Process", "VisibleGpu", "current_process", "gpu_of_rank", "visible_gpus"]
 

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from tensorspill.errors import UnsupportedError
 from tensorspill.topology.bdf import as_bdf
+from tensorspill.topology.discovery.sysfs import cpu_list, link_mbps, natural
 from tensorspill.topology.machine import (
     Bridge,
     Drive,
@@ -18,7 +20,6 @@ from tensorspill.topology.machine import (
     NvLink,
     Stack,
 )
-from tensorspill.topology.sysfs import cpu_list, link_mbps, natural
 
 __all__ = ["GIB", "Builder", "link"]
 
@@ -79,6 +80,8 @@ class Builder:
 
     def host(self, name: str, node: int | None) -> str:
         """Add a host bridge, such as ``pci0000:00``."""
+        if name in self._bridges:
+            raise UnsupportedError(f"{self._name}: two host bridges {name}")
         why = (("link_mbps", "a host bridge has no link"), ("numa_node", self._why))
         self._bridges[name] = Bridge(name=name, kind="host", numa_node=node, unknown=why)
         return name

@@ -107,7 +107,7 @@ def gb200() -> Machine:
         b.nic(nic, f"{domain - 8:04x}:03:00.0", f"mlx5_{index}", "infiniband", 400,
               link_mbps=link(5))  # fmt: skip
         for slot in range(2):
-            number = domain - 8 + 4 + slot
+            number = 0x10 * (index // 2) + 4 + 2 * (index % 2) + slot
             b.drive(b.host(f"pci{number:04x}:00", index // 2), f"{number:04x}:01:00.0", 3840, 5)
     b.raid("/raid")
     return b.build([("nvswitch", 18)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.sysfs import link_mbps
+from tensorspill.topology.discovery.sysfs import link_mbps
 
 __all__ = ["link_of_rate"]
 

@@ -10,17 +10,17 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tensorspill.errors import SpillError
-from tensorspill.topology.drives import read_drives, read_stacks
-from tensorspill.topology.gpus import read_gpus
+from tensorspill.topology.discovery.drives import read_drives, read_stacks
+from tensorspill.topology.discovery.gpus import read_gpus
+from tensorspill.topology.discovery.merging import merged
+from tensorspill.topology.discovery.mounts import read_mounts
+from tensorspill.topology.discovery.nics import read_nics
+from tensorspill.topology.discovery.numa import read_nodes
+from tensorspill.topology.discovery.nvml import ask_driver, driver_is_there
+from tensorspill.topology.discovery.pci import PciTree
+from tensorspill.topology.discovery.sysfs import Files
+from tensorspill.topology.discovery.xml_nccl import read_nccl_xml
 from tensorspill.topology.machine import Machine
-from tensorspill.topology.merging import merged
-from tensorspill.topology.mounts import read_mounts
-from tensorspill.topology.nics import read_nics
-from tensorspill.topology.numa import read_nodes
-from tensorspill.topology.nvml import ask_driver, driver_is_there
-from tensorspill.topology.pci import PciTree
-from tensorspill.topology.sysfs import Files
-from tensorspill.topology.xml_nccl import read_nccl_xml
 
 __all__ = ["discover"]
 

@@ -6,12 +6,19 @@ import os
 from dataclasses import dataclass
 
 from tensorspill.errors import BrokenError
-from tensorspill.topology.blocks import drives_below, members, named, numbered, whole
-from tensorspill.topology.mounts import MEMORY, MountEntry, is_shared, mount_of, mount_table
+from tensorspill.topology.discovery.blocks import drives_below, members, named, numbered, whole
+from tensorspill.topology.discovery.mounts import (
+    MEMORY,
+    MountEntry,
+    is_shared,
+    mount_of,
+    mount_table,
+)
+from tensorspill.topology.discovery.sysfs import Files
+from tensorspill.topology.machine import Machine
 from tensorspill.topology.record import Record
-from tensorspill.topology.sysfs import Files
 
-__all__ = ["Storage", "device_of"]
+__all__ = ["Storage", "device_of", "storage_of"]
 
 #: How many overlays and image files may lie on each other.
 _DEEPEST = 8
@@ -68,6 +75,29 @@ def device_of(path: str | os.PathLike[str], root: str = "/") -> Storage:
     """
     files = Files(root)
     return _follow(files, mount_table(files), os.path.abspath(os.fspath(path)), 0)
+
+
+def storage_of(machine: Machine, path: str) -> Storage:
+    """Return what `device_of` would on another machine, from its mounts alone.
+
+    Overlays and loop devices are not followed.
+    """
+    inside = [m for m in machine.mounts if f"{path}/".startswith(f"{m.path.rstrip('/')}/")]
+    if not inside:
+        return _unknown(path, None, f"No mount of {machine.hostname or 'the machine'} holds it")
+    mount = max(inside, key=lambda mount: len(mount.path))
+    stack = next((stack for stack in machine.stacks if stack.name == mount.device), None)
+    drives = stack.drives if stack else (mount.device,) if mount.device else ()
+    kind = "stack" if stack else "drive" if drives else "network" if mount.shared else "unknown"
+    return Storage(
+        path=path,
+        mount=mount.path,
+        filesystem=mount.filesystem,
+        kind=kind,
+        device=mount.device,
+        drives=drives,
+        unknown=(("device", mount.why("device")),),
+    )
 
 
 def _follow(files: Files, table: list[MountEntry], path: str, depth: int) -> Storage:

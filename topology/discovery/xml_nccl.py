@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.bdf import as_bdf, is_bdf
+from tensorspill.topology.discovery.sysfs import link_mbps
+from tensorspill.topology.discovery.xml_files import cpus_of_mask, parse_xml, whole_number
 from tensorspill.topology.machine import Bridge, Gpu, Machine, Nic, NumaNode, NvLink
-from tensorspill.topology.sysfs import link_mbps
-from tensorspill.topology.xml_files import cpus_of_mask, parse_xml, whole_number
 
 __all__ = ["read_nccl_xml"]
 

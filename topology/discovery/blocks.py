@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.sysfs import Files, natural
+from tensorspill.topology.discovery.sysfs import Files, natural
 
 __all__ = ["drives_below", "members", "named", "numbered", "whole"]
 

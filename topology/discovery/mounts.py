@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tensorspill.topology.blocks import named, numbered, whole
+from tensorspill.topology.discovery.blocks import named, numbered, whole
+from tensorspill.topology.discovery.sysfs import Files
 from tensorspill.topology.machine import Mount
-from tensorspill.topology.sysfs import Files
 
 __all__ = ["MEMORY", "MountEntry", "is_shared", "mount_of", "mount_table", "read_mounts"]
 

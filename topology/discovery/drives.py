@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.blocks import drives_below, members
+from tensorspill.topology.discovery.blocks import drives_below, members
+from tensorspill.topology.discovery.pci import PciTree, Place
+from tensorspill.topology.discovery.sysfs import Files, Reading, natural
 from tensorspill.topology.machine import Drive, Stack
-from tensorspill.topology.pci import PciTree, Place
-from tensorspill.topology.sysfs import Files, Reading, natural
 
 __all__ = ["read_drives", "read_stacks"]
 

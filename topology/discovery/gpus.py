@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from tensorspill.topology.bdf import is_bdf
+from tensorspill.topology.discovery.pci import PciTree
+from tensorspill.topology.discovery.sysfs import Files, Reading
 from tensorspill.topology.machine import Gpu
-from tensorspill.topology.pci import PciTree
-from tensorspill.topology.sysfs import Files, Reading
 
 __all__ = ["read_gpus"]
 

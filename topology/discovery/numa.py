@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tensorspill.topology.discovery.sysfs import Files, Reading, cpu_list
 from tensorspill.topology.machine import NumaNode
-from tensorspill.topology.sysfs import Files, Reading, cpu_list
 
 __all__ = ["read_nodes"]
 

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.bdf import as_bdf, is_bdf
+from tensorspill.topology.discovery.sysfs import natural
+from tensorspill.topology.discovery.xml_files import cpus_of_mask, parse_xml, whole_number
 from tensorspill.topology.machine import Bridge, Drive, Gpu, Machine, Nic, NumaNode
-from tensorspill.topology.sysfs import natural
-from tensorspill.topology.xml_files import cpus_of_mask, parse_xml, whole_number
 
 __all__ = ["read_hwloc_xml"]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from tensorspill.topology.bdf import as_bdf, is_bdf
+from tensorspill.topology.discovery.sysfs import Files, Reading
 from tensorspill.topology.machine import Bridge
-from tensorspill.topology.sysfs import Files, Reading
 
 __all__ = ["PciTree", "Place"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from tensorspill.topology.discovery.pci import PciTree
+from tensorspill.topology.discovery.sysfs import Files, Reading, natural
 from tensorspill.topology.machine import Nic
-from tensorspill.topology.pci import PciTree
-from tensorspill.topology.sysfs import Files, Reading, natural
 
 __all__ = ["read_nics"]
 
@@ -17,7 +17,10 @@ _NET = "sys/class/net"
 def read_nics(files: Files, tree: PciTree) -> tuple[Nic, ...]:
     """Return the RDMA devices, and the network interfaces on devices that have no RDMA."""
     interfaces = _interfaces(files)
-    rdma = [_read_rdma(files, tree, name, interfaces) for name in sorted(files.names(_RDMA), key=natural)]
+    rdma = [
+        _read_rdma(files, tree, name, interfaces)
+        for name in sorted(files.names(_RDMA), key=natural)
+    ]
     taken = {name for nic in rdma for name in nic.interfaces} | {nic.name for nic in rdma}
     plain = [name for names in interfaces.values() for name in names if name not in taken]
     return (*rdma, *(_read_ethernet(files, tree, name) for name in sorted(plain, key=natural)))

@@ -1,0 +1,185 @@
+"""A writer plan in the terminal: how long, compared with what, and how busy everything is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tensorspill.topology.alternatives import alternatives
+from tensorspill.topology.explain import bottlenecks, reason, size_text
+from tensorspill.topology.plan import WriterPlan
+
+__all__ = ["explain", "show"]
+
+_BAR = 28
+#: Resources of a kind that are busy alike share one bar; no kind has more bars than this.
+_BARS = 6
+_PIECES = 24
+
+
+def show(plan: WriterPlan, console: Console | None = None) -> None:
+    """Print a plan: its figures, those of simpler rules, and a load bar for each resource."""
+    console = console or Console(highlight=False)
+    total = int(plan.slices.nbytes.sum())
+    console.print(
+        f"[bold]{size_text(total)}[/] in {len(plan.slices):,} slices, held by "
+        f"{plan.placement.ranks:,} ranks on {plan.placement.machines:,} machines"
+    )
+    if plan.makespan:
+        rate = float(total / plan.makespan) / 1000
+        console.print(
+            f"[bold]{_seconds(plan.makespan_s)}[/] to write, {rate:,.1f} GB/s; no plan can take "
+            f"less than {_seconds(plan.lower_bound_s)} (T*), which is {_above(plan)}"
+        )
+    names = bottlenecks(plan, 3)
+    if names:
+        more = int(np.count_nonzero(plan.tight)) - len(names)
+        tail = f" and {more:,} more" if more else ""
+        console.print(f"T* is set by {escape(', '.join(names))}{tail}")
+    for note in plan.placement.notes:
+        console.print(f"note: {escape(note)}", style="yellow")
+    console.print()
+    _show_rules(console, plan)
+    _show_load(console, plan)
+    console.print(
+        f"digest {plan.digest}, planned in {_seconds(plan.planning_s)} "
+        f"(the first plan of a process includes loading or compiling)",
+        style="dim",
+    )
+
+
+def _above(plan: WriterPlan) -> str:
+    if plan.gap < 5e-5:
+        return "what it takes"
+    tail = " of the question without limits" if plan.relaxed else ""
+    return f"{plan.gap:.2%} less{tail}" if plan.gap < 1 else f"{plan.gap + 1:.3g} times less{tail}"
+
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+
+
+def _show_rules(console: Console, plan: WriterPlan) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rule")
+    for title in ("time", "x T*", "writers"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("what it does")
+    bound = max(plan.lower_bound_s, 1e-9)
+    span, writers = plan.makespan_s, len(plan.writers)
+    table.add_row("[bold]this plan[/]", *_figures(span, bound, writers), "by what each can write")
+    for other in alternatives(plan.slices, plan.placement):
+        if other.makespan_s is None:
+            table.add_row(other.rule, "-", "-", "-", escape(other.why_not))
+        else:
+            table.add_row(
+                other.rule, *_figures(other.makespan_s, bound, other.writers), other.meaning
+            )
+    console.print(table)
+
+
+def _figures(span: float, bound: float, writers: int) -> tuple[str, str, str]:
+    return _seconds(span), f"{span / bound:.2f}", f"{writers:,}"
+
+
+def _show_load(console: Console, plan: WriterPlan) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("resource")
+    for title in ("count", "rate", "load of each"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("busy", no_wrap=True, width=_BAR + 5)
+    for row in _rows(plan):
+        table.add_row(*row)
+    console.print(table)
+
+
+def _rows(plan: WriterPlan) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield a row for resources of one kind and rate that are about equally busy."""
+    forest, span = plan.placement.forest, float(plan.makespan) or 1.0
+    kinds = _kinds(plan)
+    busy = plan.load / np.maximum(forest.capacity, 1) / span
+    for kind in dict.fromkeys(kinds):
+        mine = np.array([k for k, other in enumerate(kinds) if other == kind])
+        keys = [(int(forest.capacity[k]), round(float(busy[k]) * 10)) for k in mine.tolist()]
+        groups: dict[tuple[int, int], list[int]] = {}
+        for k, key in zip(mine.tolist(), keys, strict=True):
+            groups.setdefault(key, []).append(k)
+        ordered = sorted(groups.values(), key=lambda g: -float(busy[g].max()))
+        for group in ordered[: _BARS - (len(ordered) > _BARS)]:
+            yield _row(plan, kind, group, busy)
+        if len(ordered) > _BARS:
+            rest = [k for group in ordered[_BARS - 1 :] for k in group]
+            yield _row(plan, f"{kind} (others)", rest, busy)
+
+
+def _row(
+    plan: WriterPlan, kind: str, group: list[int], busy: np.ndarray
+) -> tuple[str, str, str, str, str]:
+    forest = plan.placement.forest
+    label = forest.names[group[0]] if len(group) == 1 else kind
+    rates = forest.capacity[group]
+    rate = "excluded" if not rates.any() else f"{_span(rates / 1000)} GB/s"
+    load = f"{size_text(float(plan.load[group].mean()))}"
+    most = float(busy[group].max())
+    tight = bool(plan.tight[group].any())
+    return escape(label), f"{len(group):,}", rate, load, _bar(most, tight)
+
+
+def _span(values: np.ndarray) -> str:
+    low, high = float(values.min()), float(values.max())
+    return f"{low:.3g}" if low == high else f"{low:.3g}-{high:.3g}"
+
+
+def _bar(part: float, tight: bool) -> str:
+    full = min(round(part * _BAR), _BAR)
+    style = "bold red" if tight else "green"
+    return f"[{style}]{'█' * full}[/][dim]{'·' * (_BAR - full)}[/] {part:4.0%}"
+
+
+def _kinds(plan: WriterPlan) -> list[str]:
+    """Return what kind of thing each resource is."""
+    forest = plan.placement.forest
+    first = dict(plan.placement.kinds)
+    kinds = []
+    for k in range(len(forest.capacity)):
+        kind = next(name for name, end in first.items() if k < end)
+        kinds.append(kind)
+    return kinds
+
+
+def explain(plan: WriterPlan, rank: int, console: Console | None = None) -> None:
+    """Print what a rank writes, and why."""
+    console = console or Console(highlight=False)
+    why = reason(plan, rank)
+    console.print(f"[bold]rank {rank}[/] writes {size_text(why.nbytes)} in {why.pieces} pieces")
+    console.print(escape(f"Why: {why.text}."))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("its bytes pass")
+    table.add_column("busy", no_wrap=True, width=_BAR + 5)
+    for name, part in why.busy:
+        table.add_row(escape(name), _bar(part, name == why.bottleneck and part >= 0.995))
+    console.print(table)
+    _show_pieces(console, plan, rank)
+
+
+def _show_pieces(console: Console, plan: WriterPlan, rank: int) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("slice", "bytes from", "to", "size", "writer"):
+        table.add_column(title, justify="left" if title == "slice" else "right")
+    pieces = plan.pieces_of(rank)
+    for piece in pieces[:_PIECES]:
+        share = plan.share(rank, piece.slice)
+        writer = "" if share is None else f"{share[1] + 1} of {share[0]}"
+        edges = f"{piece.start:,}", f"{piece.stop:,}"
+        table.add_row(escape(piece.slice), *edges, size_text(piece.nbytes), writer)
+    if pieces:
+        console.print(table)
+    if len(pieces) > _PIECES:
+        console.print(f"and {len(pieces) - _PIECES} more pieces (all with --json)", style="dim")
