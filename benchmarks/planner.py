@@ -60,9 +60,7 @@ def placement(ranks: int, family: str, rng: np.random.Generator) -> Placement:
     if "cont" in family:
         rates = rng.integers(3_000, 26_000, nodes)
     order = rng.permutation(ranks) if "random" in family else "block"
-    return Placement.regular(
-        nodes, 8, order=order, capacities=Capacities(), storage_mbps=rates
-    )
+    return Placement.regular(nodes, 8, order=order, capacities=Capacities(), storage_mbps=rates)
 
 
 def named(kind: str, nbytes: Integers, sets: ReplicaSets) -> Slices:
@@ -153,7 +151,9 @@ def main() -> None:
     unit = yardstick()
     say = (lambda *_: None) if options.json else print
     say(f"{platform.machine()}, numpy {np.__version__}")
-    say(f"first plan, with its kernels compiled or loaded: {compiled:.2f} s; yardstick {unit:.3f} s")
+    say(
+        f"first plan, with its kernels compiled or loaded: {compiled:.2f} s; yardstick {unit:.3f} s"
+    )
     say(f"{'ranks':>7} {'family':18} {'plan s':>8} {'max s':>8} {'target':>7} {'ratio':>6} "
         f"{'T* s':>9} {'/T*':>8} {'writers':>8} {'peak MB':>8}")  # fmt: skip
     rows = []
@@ -165,7 +165,8 @@ def main() -> None:
             rows.append(row)
             say(f"{ranks:7} {family:18} {row['planning_s']:8.4f} {row['planning_s_max']:8.4f} "
                 f"{row['target_s']:7} {row['ratio']:6.2f} {row['lower_bound_s']:9.5f} "
-                f"{row['makespan_over_bound']:8.5f} {row['writers']:8} {row['peak_mb']:8}")  # fmt: skip
+                f"{row['makespan_over_bound']:8.5f} {row['writers']:8} "
+                f"{row['peak_mb']:8}")  # fmt: skip
     if options.json:
         print(json.dumps({"first_plan_s": compiled, "yardstick_s": unit, "rows": rows}))
 

@@ -22,7 +22,7 @@ __all__ = ["solve"]
 
 _FIRST_SWEEPS, _LAST_SWEEPS = 2, 4
 #: Levels times members that are worth their time.
-_LEVELS = 4096
+_LEVELS = 1024
 #: A sweep that moves less than this many bytes at a time is the last.
 _GRAIN = 1 << 16
 _NO_LIMIT = 1 << 61

@@ -36,11 +36,14 @@ class Level:
     names: Sequence[str]
 
 
-def nest(levels: Sequence[Level]) -> tuple[Forest, tuple[str, ...]]:
-    """Return (the forest, notes about levels left out).
+def nest(levels: list[Level]) -> tuple[Forest, tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """Return (the forest, the kinds of resources in it, notes about levels left out).
 
-    The first level is the ranks' own streams; each next one is further from the ranks. A level is
+    The first level is the ranks' own streams. What counts of the others is only which ranks share a
+    resource, so the level with the most resources comes next to the ranks, and so on. A level is
     left out if it does not nest: if ranks that share one of its resources part again above it.
+
+    With each kind comes the number of the first resource after those of that kind.
 
     Raises
     ------
@@ -49,7 +52,8 @@ def nest(levels: Sequence[Level]) -> tuple[Forest, tuple[str, ...]]:
     """
     notes: list[str] = []
     kept: list[Level] = []
-    for level in levels[::-1]:
+    by_number = sorted(levels[1:], key=lambda level: len(np.unique(level.of)), reverse=True)
+    for level in (levels[:1] + by_number)[::-1]:
         _positive(level)
         crossing = _crossing(level, kept[::-1])
         if crossing is None:
@@ -59,7 +63,10 @@ def nest(levels: Sequence[Level]) -> tuple[Forest, tuple[str, ...]]:
                 f"{level.kind} is left out of the plan: the ranks of {level.names[crossing]} "
                 f"do not all go on to the same resource"
             )
-    return _join(kept[::-1]), tuple(notes[::-1])
+    kept.reverse()
+    ends = np.cumsum([len(level.capacity) for level in kept]).tolist()
+    kinds = tuple((level.kind, int(end)) for level, end in zip(kept, ends, strict=True))
+    return _join(kept), kinds, tuple(notes[::-1])
 
 
 def _positive(level: Level) -> None:

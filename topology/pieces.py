@@ -136,7 +136,8 @@ class Lines:
         if copies > 1:
             by_place = np.argsort(place, kind="stable")
             place, number, lap = place[by_place], number[by_place], lap[by_place]
-        cuts = np.union1d(begin, place)
+        cuts = np.sort(np.concatenate((begin, place)), kind="stable")
+        cuts = cuts[np.diff(cuts, prepend=-1) > 0]
         ends = np.append(cuts[1:], copies * int(self.nbytes.sum()))
         at = np.searchsorted(place, cuts, side="right") - 1
         writer = np.searchsorted(begin, cuts, side="right") - 1

@@ -15,7 +15,7 @@ from tensorspill.topology.forest import Forest, Integers
 from tensorspill.topology.nesting import Level, nest
 from tensorspill.topology.sequences import Named
 
-__all__ = ["Placement", "Unit"]
+__all__ = ["Placement", "Unit", "level", "streams"]
 
 
 class Unit(Enum):
@@ -44,12 +44,16 @@ class Placement:
         What ranks share on their way to storage, with capacities.
     notes : tuple of str
         What could not be taken into account, and why.
+    kinds : tuple of (str, int)
+        The kinds of resources in the forest, in their order, each with the number of the first
+        resource after it.
     """
 
     where: Mapping[Unit, Integers]
     names: Mapping[Unit, Sequence[str]]
     forest: Forest
     notes: tuple[str, ...] = field(default=())
+    kinds: tuple[tuple[str, int], ...] = field(default=())
 
     @property
     def ranks(self) -> int:
@@ -147,48 +151,60 @@ class Placement:
             Unit.NVME: group,
         }
         rates = capacities or Capacities()
-        return cls.of(where, names, rates, storage_mbps, shared=storage == "shared")
+        last = Unit.NIC if storage == "shared" else Unit.NVME
+        usual = rates.nic if storage == "shared" else rates.storage
+        levels = [streams(len(machine), rates.stream)]
+        if rates.switch is not None:
+            levels.append(level(Unit.GPU_SWITCH, where, names, rates.switch))
+        if (rate := usual if storage_mbps is None else storage_mbps) is not None:
+            levels.append(level(last, where, names, rate))
+        return cls.of(where, names, levels, rates.filesystem)
 
     @classmethod
     def of(
         cls,
         where: Mapping[Unit, Integers],
         names: Mapping[Unit, Sequence[str]],
-        capacities: Capacities,
-        storage_mbps: npt.ArrayLike | None = None,
-        *,
-        shared: bool = False,
+        levels: list[Level],
+        filesystem: int | None = None,
         notes: tuple[str, ...] = (),
     ) -> Placement:
-        """Return a placement with the forest that follows from the devices and capacities.
+        """Return a placement with the forest of these levels, the ranks' streams first.
 
         Parameters
         ----------
         where, names
             As the class has them.
-        capacities : Capacities
-            Rates; `storage_mbps` goes before them for each drive group, or NIC if `shared`.
-        shared : bool
-            Whether ranks write through their NIC to a file system, rather than to their drives.
+        levels : list of Level
+            What ranks share; see `nest`.
+        filesystem : int, optional
+            MB/s of a file system that all write to.
         notes : tuple of str
             What is known to be missing.
         """
         ranks = len(where[Unit.MACHINE])
-        last = Unit.NIC if shared else Unit.NVME
-        typical = capacities.nic if shared else capacities.storage
-        rate = typical if storage_mbps is None else storage_mbps
-        local = np.arange(ranks)
-        levels = [Level("stream", local, np.full(ranks, capacities.stream), _streams(ranks))]
-        if capacities.switch is not None:
-            levels.append(_level(Unit.GPU_SWITCH, where, names, capacities.switch))
-        if rate is not None:
-            levels.append(_level(last, where, names, rate))
-        if capacities.filesystem is not None:
+        if filesystem is not None:
             whole = np.zeros(ranks, np.int64)
-            total = np.array([capacities.filesystem])
-            levels.append(Level("filesystem", whole, total, ["filesystem"]))
-        forest, left_out = nest(levels)
-        return cls(dict(where), dict(names), forest, notes + left_out)
+            levels = [*levels, Level("filesystem", whole, np.array([filesystem]), ["filesystem"])]
+        forest, kinds, left_out = nest(levels)
+        return cls(dict(where), dict(names), forest, notes + left_out, kinds)
+
+
+def streams(ranks: int, rate: npt.ArrayLike) -> Level:
+    """Return the level of the ranks' own streams, each of this many MB/s."""
+    capacity = np.broadcast_to(np.asarray(rate, np.int64), ranks).copy()
+    return Level("stream", np.arange(ranks), capacity, Named(ranks, lambda i: f"rank{i}"))
+
+
+def level(
+    unit: Unit,
+    where: Mapping[Unit, Integers],
+    names: Mapping[Unit, Sequence[str]],
+    rate: npt.ArrayLike,
+) -> Level:
+    """Return the level of a unit's devices, each of this many MB/s."""
+    capacity = np.broadcast_to(np.asarray(rate, np.int64), len(names[unit])).copy()
+    return Level(unit.value, where[unit], capacity, names[unit])
 
 
 def _order(order: str | npt.ArrayLike, counts: Integers) -> Integers:
@@ -207,20 +223,6 @@ def _order(order: str | npt.ArrayLike, counts: Integers) -> Integers:
     return place
 
 
-def _streams(ranks: int) -> Sequence[str]:
-    return Named(ranks, lambda i: f"rank{i}")
-
-
 def _inside(machines: int, each: int, kind: str) -> Sequence[str]:
     number = str if each > 1 else (lambda _: "")
     return Named(machines * each, lambda i: f"node{i // each}/{kind}{number(i % each)}")
-
-
-def _level(
-    unit: Unit,
-    where: Mapping[Unit, Integers],
-    names: Mapping[Unit, Sequence[str]],
-    rate: npt.ArrayLike,
-) -> Level:
-    capacity = np.broadcast_to(np.asarray(rate, np.int64), len(names[unit])).copy()
-    return Level(unit.value, where[unit], capacity, names[unit])

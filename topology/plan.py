@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from tensorspill.topology.newton import Flags
 from tensorspill.topology.pieces import Pieces
 from tensorspill.topology.placement import Placement
 from tensorspill.topology.slices import Slices
+
+if TYPE_CHECKING:
+    from tensorspill.topology.explain import Reason
 
 __all__ = ["Box", "Piece", "WriterPlan", "longest"]
 
@@ -166,6 +169,12 @@ class WriterPlan:
                 if first < last:
                     name = slices.names[j], slices.atom_names[a]
                     yield Box(*name, first // row, last // row, row, copy)
+
+    def reason(self, rank: int) -> Reason:
+        """Return why a rank writes what it writes."""
+        from tensorspill.topology.explain import reason
+
+        return reason(self, rank)
 
     def share(self, rank: int, name: str) -> tuple[int, int] | None:
         """Return (number of writers, index of this one among them), or None for non-writers."""

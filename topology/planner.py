@@ -23,7 +23,7 @@ from tensorspill.topology.slices import MAX_BYTES, Slice, Slices
 __all__ = ["BLOCK", "plan_writers"]
 
 #: Bytes of slices without structure are cut at multiples of this.
-BLOCK = 1 << 16
+BLOCK = 1 << 12
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from tensorspill.errors import UnsupportedError
 from tensorspill.topology.forest import Integers
 from tensorspill.topology.placement import Placement, Unit
 from tensorspill.topology.replicas import ReplicaSets
+from tensorspill.topology.sequences import Named
 from tensorspill.topology.slices import Slices
 
 __all__ = ["Selection", "WriterShare", "select_writers"]
@@ -92,7 +93,7 @@ def select_writers(slices: Slices, placement: Placement, unit: Unit | str) -> Se
     unit = Unit(unit)
     sets = slices.sets
     first = _first_slice(slices)
-    sets.check(placement.ranks, [slices.names[int(j)] for j in first])
+    sets.check(placement.ranks, Named(len(first), lambda i: slices.names[int(first[i])]))
     if unit is Unit.REPLICA:
         return Selection(slices, sets)
     device = _devices(slices, placement, unit, first)

@@ -33,8 +33,7 @@ def show(plan: WriterPlan, console: Console | None = None) -> None:
     if plan.makespan:
         rate = float(total / plan.makespan) / 1000
         console.print(
-            f"[bold]{_seconds(plan.makespan_s)}[/] to write, {rate:,.1f} GB/s; no plan can take "
-            f"less than {_seconds(plan.lower_bound_s)} (T*), which is {_above(plan)}"
+            f"[bold]{_seconds(plan.makespan_s)}[/] to write, at {rate:,.1f} GB/s. {_bound(plan)}"
         )
     names = bottlenecks(plan, 3)
     if names:
@@ -53,11 +52,15 @@ def show(plan: WriterPlan, console: Console | None = None) -> None:
     )
 
 
-def _above(plan: WriterPlan) -> str:
-    if plan.gap < 5e-5:
-        return "what it takes"
-    tail = " of the question without limits" if plan.relaxed else ""
-    return f"{plan.gap:.2%} less{tail}" if plan.gap < 1 else f"{plan.gap + 1:.3g} times less{tail}"
+def _bound(plan: WriterPlan) -> str:
+    """Say how far a plan is from T*."""
+    if plan.gap < 5e-4:
+        return "That is the bound T*: no plan can be faster"
+    which = "Without limits, no plan" if plan.relaxed else "No plan"
+    above = f"{plan.gap:.2%}" if plan.gap < 1 else f"{plan.gap + 1:.3g} times"
+    tail = "above it" if plan.gap < 1 else "of it"
+    bound = _seconds(plan.lower_bound_s)
+    return f"{which} can be faster than T* = {bound}; this one is {above} {tail}"
 
 
 def _seconds(value: float) -> str:

@@ -1,0 +1,77 @@
+"""What simpler rules would take, to compare a plan with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from tensorspill.errors import UnsupportedError
+from tensorspill.topology.forest import Integers
+from tensorspill.topology.placement import Placement, Unit
+from tensorspill.topology.plan import longest
+from tensorspill.topology.replicas import ReplicaSets
+from tensorspill.topology.selection import select_writers
+from tensorspill.topology.slices import Slices
+
+__all__ = ["RULES", "Alternative", "alternatives"]
+
+#: Name of each rule, the unit that it has one writer of, and what it does.
+RULES = (
+    ("first-replica", Unit.NONE, "the lowest rank that holds a slice writes all of it"),
+    ("equal-split", Unit.REPLICA, "all replicas of a slice write equal parts"),
+    ("one-per-machine", Unit.MACHINE, "one replica on each machine, in equal parts"),
+)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What a rule would take: `makespan` in microseconds, and how many ranks would write.
+
+    `why_not` says why the rule can't be followed; the makespan is None then.
+    """
+
+    rule: str
+    meaning: str
+    makespan: Fraction | None
+    writers: int
+    why_not: str = ""
+
+    @property
+    def makespan_s(self) -> float | None:
+        """The makespan in seconds."""
+        return None if self.makespan is None else float(self.makespan) / 1e6
+
+
+def alternatives(slices: Slices, placement: Placement) -> tuple[Alternative, ...]:
+    """Return what each of `RULES` would take."""
+    total = np.zeros(len(slices.sets), np.int64)
+    np.add.at(total, slices.set_of, slices.nbytes)
+    found = []
+    for rule, unit, meaning in RULES:
+        try:
+            writers = select_writers(slices, placement, unit).writers
+        except UnsupportedError as error:
+            found.append(Alternative(rule, meaning, None, 0, str(error)))
+            continue
+        written = _equal(total, writers, placement.ranks)
+        load = placement.forest.rank_load(written)
+        dead = np.flatnonzero((load > 0) & ~placement.forest.alive)
+        if len(dead):
+            why = f"it would write through {placement.forest.names[int(dead[0])]}, excluded"
+            found.append(Alternative(rule, meaning, None, 0, why))
+            continue
+        count = int(np.count_nonzero(written))
+        found.append(Alternative(rule, meaning, longest(placement.forest, load), count))
+    return tuple(found)
+
+
+def _equal(nbytes: Integers, writers: ReplicaSets, ranks: int) -> Integers:
+    """Return the bytes of each rank if each set's bytes are split evenly among its writers."""
+    part, rest = np.divmod(nbytes, writers.sizes)
+    owner = np.repeat(np.arange(len(writers)), writers.sizes)
+    index = np.arange(len(writers.ranks)) - writers.begin[owner]
+    written = np.zeros(ranks, np.int64)
+    np.add.at(written, writers.ranks, part[owner] + (index < rest[owner]))
+    return written
