@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 
 from tensorspill.errors import BrokenError, UnsupportedError
 
@@ -43,6 +44,9 @@ class Folder:
             raise BrokenError.from_oserror(
                 error, "Can't open the folder", path=self.path
             ) from error
+        # For engines that are dropped and not closed.
+        self._release = weakref.finalize(self, os.close, self.fd)
+        self._release.atexit = False
 
     def open(self, name: str, flags: int) -> int:
         """Open a file in the folder and return its descriptor.
@@ -82,6 +86,5 @@ class Folder:
 
     def close(self) -> None:
         """Close the directory; a second time does no harm."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        self._release()
+        self.fd = -1
