@@ -11,8 +11,8 @@ from tests.faults.limits import (
     kernel_setting,
     resource_limit,
 )
-from tests.faults.rules import Rule
 from tests.faults.seccomp import refuse_system_call, without_huge_pages
+from tests.faulty_drive.rules import Rule
 
 __all__ = [
     "ChildError",

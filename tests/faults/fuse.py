@@ -18,7 +18,7 @@ from typing import IO
 
 import pytest
 
-from tests.faults.rules import Rule, dump
+from tests.faulty_drive.rules import Rule, dump
 
 __all__ = ["FaultyFileSystem", "faulty_file_system"]
 
@@ -101,7 +101,7 @@ def faulty_file_system(tmp_path: Path, synchronous: bool = False) -> Iterator[Fa
 
 def _start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.fuse_process", *arguments],
+        [sys.executable, "-m", "tests.faulty_drive.process", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """The process of a faulty file system: passes operations on to a folder, except where rules say.
 
-    python -m tests.faults.fuse_process FOLDER MOUNTPOINT [--synchronous]
+    python -m tests.faulty_drive.process FOLDER MOUNTPOINT [--synchronous]
 
 Each line on standard input replaces the rules (see `rules`) and is answered with "ok"; "?" is
 answered with the number of operations that are stalled. At the end of the input the file system is
@@ -18,7 +18,7 @@ from typing import Any
 
 import mfusepy
 
-from tests.faults.rules import Rule, load
+from tests.faulty_drive.rules import Rule, load
 
 #: ``FUSE_CAP_ASYNC_DIO`` of libfuse's fuse_common.h.
 ASYNC_DIO = 1 << 15
