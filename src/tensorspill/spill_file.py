@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
+from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.statistics import TransferRecord
 from tensorspill.engine.transfer import Transfer, gather
 from tensorspill.errors import CapacityError, NoSpaceError
@@ -25,7 +26,6 @@ from tensorspill.spill_items import Tensors, check_items, check_overlaps
 from tensorspill.spill_jobs import Job, Watcher
 from tensorspill.spill_plans import Extent, Plan
 from tensorspill.spill_records import Location, SpillStatistics, StoredTensor
-from tensorspill.spill_signals import HeldInterrupts
 from tensorspill.spill_space import Growth
 
 __all__ = ["SpillFile"]

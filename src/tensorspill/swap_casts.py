@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer
 from tensorspill.errors import CapacityError, UnsupportedError
-from tensorspill.spill_signals import HeldInterrupts
 from tensorspill.swap_buffers import SwapBuffers
 from tensorspill.swap_entries import Entry
 from tensorspill.swap_status import SwapStatus
@@ -41,7 +41,8 @@ def cast_in_waves(
     sources: Sequence[torch.Tensor],
     buffers: SwapBuffers,
     write: Callable[[list[Entry]], Transfer],
-) -> list[Transfer]:
+    waves: list[Transfer],
+) -> None:
     """Cast and write parameters, as many at a time as there is memory for.
 
     Parameters
@@ -52,11 +53,8 @@ def cast_in_waves(
         Where memory comes from for those that are not in memory.
     write : callable
         Begins to write entries of which each is in memory or has a buffer.
-
-    Returns
-    -------
-    list of Transfer
-        The waves; none has failed when the next one is begun.
+    waves : list of Transfer
+        Gets what was begun.
 
     Raises
     ------
@@ -66,32 +64,37 @@ def cast_in_waves(
         As `write`, or as a wave that had to be waited for.
     """
     left = deque(zip(entries, sources, strict=True))
-    waves: list[Transfer] = []
     under_way: deque[Transfer] = deque()
     while left:
         wave: list[Entry] = []
+        fresh: list[Entry] = []
         try:
-            _fill(wave, left, buffers)
+            _fill(wave, fresh, left, buffers)
             if wave:
                 waves.append(write(wave))
                 under_way.append(waves[-1])
                 continue
         except BaseException:
             with HeldInterrupts():
-                _give_up(
-                    [entry for entry in wave if entry.status is not SwapStatus.INFLIGHT], buffers
-                )
+                _give_up([e for e in fresh if e.status is not SwapStatus.INFLIGHT], buffers)
             raise
         if not under_way:
             # Says how much is lacking.
             buffers.give_back(buffers.take([left[0][0]]))
         else:
             under_way.popleft().result()
-    return waves
 
 
-def _fill(wave: list[Entry], left: deque[tuple[Entry, torch.Tensor]], buffers: SwapBuffers) -> None:
-    """Move entries from `left` to `wave`, cast, until it is large enough or memory is short."""
+def _fill(
+    wave: list[Entry],
+    fresh: list[Entry],
+    left: deque[tuple[Entry, torch.Tensor]],
+    buffers: SwapBuffers,
+) -> None:
+    """Move entries from `left` to `wave`, cast, until it is large enough or memory is short.
+
+    Those that got a buffer for it are in `fresh` as well.
+    """
     size = 0
     while left and size < WAVE_BYTES:
         entry, source = left[0]
@@ -101,6 +104,7 @@ def _fill(wave: list[Entry], left: deque[tuple[Entry, torch.Tensor]], buffers: S
                     (entry.taken,) = buffers.take([entry])
                 except CapacityError:
                     return
+                fresh.append(entry)
             wave.append(entry)
             left.popleft()
             target = entry.data if entry.taken is None else entry.view(entry.taken)
@@ -109,9 +113,9 @@ def _fill(wave: list[Entry], left: deque[tuple[Entry, torch.Tensor]], buffers: S
         size += entry.nbytes
 
 
-def _give_up(wave: Sequence[Entry], buffers: SwapBuffers) -> None:
+def _give_up(fresh: Sequence[Entry], buffers: SwapBuffers) -> None:
     """Give back what was taken for a wave that was not begun."""
-    taken = [entry.taken for entry in wave if entry.taken is not None]
-    for entry in wave:
+    taken = [entry.taken for entry in fresh if entry.taken is not None]
+    for entry in fresh:
         entry.taken = None
     buffers.give_back(reversed(taken))

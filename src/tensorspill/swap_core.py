@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 
+from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.errors import ClosedError, UnsupportedError
 from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.buffer_pool import BufferPool
@@ -16,7 +17,6 @@ from tensorspill.pool.reservation import Reservation
 from tensorspill.pool.sizes import parse_bytes, round_up
 from tensorspill.spill_file import Folder, SpillFile
 from tensorspill.spill_records import Location
-from tensorspill.spill_signals import HeldInterrupts
 from tensorspill.swap_buffers import UNIT, SwapBuffers
 from tensorspill.swap_entries import (
     Entries,

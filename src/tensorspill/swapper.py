@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer, gather
 from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.buffer_pool import BufferPool
 from tensorspill.spill_file import Folder
-from tensorspill.spill_signals import HeldInterrupts
 from tensorspill.swap_casts import cast_in_waves, check_sources
 from tensorspill.swap_core import SwapperCore, listed
 from tensorspill.swap_entries import Entry, Parameter, Swappable, check_status, check_stored
@@ -253,7 +253,12 @@ class ParameterSwapper(SwapperCore):
             owners = [entry.owner for entry in wave]
             return self._begin(job, owners, lambda: None, self.file.begin_put)
 
-        waves = cast_in_waves(batch, tensors, self._buffers, write)
+        waves: list[Transfer] = []
+        try:
+            cast_in_waves(batch, tensors, self._buffers, write, waves)
+        except BaseException:
+            self._writes.extend(waves)
+            raise
         return self._wait_or_note(gather(waves), wait, self._writes)
 
     def wait_reads(self) -> None:

@@ -241,6 +241,10 @@ def test_wrong_statuses_change_nothing(swapper: ParameterSwapper) -> None:
     check_swapper(swapper)
 
 
+def _wait(gate: threading.Event) -> None:
+    gate.wait()
+
+
 @pytest.mark.parametrize("writing", [False, True])
 def test_what_is_in_flight_is_busy(tmp_path: Path, writing: bool) -> None:
     """Digests wait behind a gate, so that a move is under way as long as it is closed."""
@@ -251,7 +255,7 @@ def test_what_is_in_flight_is_busy(tmp_path: Path, writing: bool) -> None:
         if writing:
             swapper.swap_in(params, wait=True)
         assert swapper.file._digests is not None
-        swapper.file._digests.run(lambda: gate.wait() and None)
+        swapper.file._digests.run(lambda: _wait(gate))
         try:
             if writing:
                 transfer = swapper.swap_out(params[:1], wait=False)
@@ -322,11 +326,12 @@ def test_into_given_buffers(swapper: ParameterSwapper) -> None:
     swapper.swap_out(params)
     with BufferPool(MIB) as pool:
         buffer = pool.allocate(20_000, torch.float32)
-        given = [buffer, torch.empty(10_001), torch.empty(3, 10_000)]
+        matrix = torch.empty(3, 10_000)
+        given: list[Any] = [buffer, torch.empty(10_001), matrix]
         swapper.swap_in(params, buffers=given).result()
         assert same(params, expected)
         assert params[0].data_ptr() == buffer.address
-        assert params[2].data_ptr() == given[2].data_ptr()  # type: ignore[union-attr]
+        assert params[2].data_ptr() == matrix.data_ptr()
         assert swapper.available_bytes == swapper.budget
         swapper.release(params)
         assert not buffer.released, "the caller's stay the caller's"
@@ -338,7 +343,7 @@ def test_into_given_buffers(swapper: ParameterSwapper) -> None:
         [torch.empty(10_000), torch.empty(10_001), torch.empty(10_002).int()],
         [torch.empty(10_000), torch.empty(10_001), torch.empty(20_004)[::2]],
         [torch.empty(10_000), torch.empty(10_001), None],
-        [given[2], given[2], torch.empty(10_002)],
+        [matrix, matrix, torch.empty(10_002)],
     ]
     for buffers in bad:
         with pytest.raises(UnsupportedError):
@@ -360,7 +365,7 @@ def test_into_any_memory(swapper: ParameterSwapper, numel: int, shift: int) -> N
     assert swapper.status(parameter) is NOT_AVAILABLE
     swapper.swap_in([parameter], wait=True)
     with torch.no_grad():
-        parameter += 1
+        parameter.add_(1)
     transfer = swapper.swap_into(parameter, destination.view(torch.float32), wait=False)
     transfer.result()
     assert torch.equal(destination.view(torch.float32), expected), "the stored value"
@@ -504,7 +509,7 @@ def test_failed_write(swapper: ParameterSwapper, release: bool) -> None:
     stored = values(params)
     with torch.no_grad():
         for parameter in params:
-            parameter += 1
+            parameter.add_(1)
     changed = values(params)
     addresses = [p.data_ptr() for p in params]
     with file_size_limit(1), pytest.raises(NoSpaceError):
