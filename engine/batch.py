@@ -23,6 +23,9 @@ REQUEST = np.dtype(
     [("addr", "i8"), ("nbytes", "i8"), ("offset", "i8"), ("file", "i4"), ("write", "i4")]
 )
 
+#: Types whose fields are what they say; subclasses may compute them.
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
 #: Beyond the files of any file system, and far enough from 2**63 for rounding.
 LARGEST_OFFSET = 1 << 62
 
@@ -78,27 +81,74 @@ def lower(requests: Iterable[Request], device: torch.device) -> Batch:
     ClosedError
         A file or buffer was closed.
     """
-    files: dict[int, int] = {}
-    opened: list[File] = []
-    keep: list[Any] = []
-    rows: list[tuple[int, int, int, int, int]] = []
-    for request in requests:
-        address, available, owner = _memory(request, device)
-        file = request.file
-        index = files.get(id(file))
-        if index is None:
-            file.check_open()
-            index = files[id(file)] = len(opened)
-            opened.append(file)
-        nbytes = available if request.nbytes is None else request.nbytes
-        if not 0 <= nbytes <= available or not 0 <= request.offset <= LARGEST_OFFSET - nbytes:
-            raise _bad_range(request, nbytes, available)
-        rows.append((address, nbytes, request.offset, index, 1 if request.write else 0))
-        keep.append(owner)
-    table = np.array(rows, dtype=REQUEST)
-    _check_modes(table, opened)
-    _check_overlaps(table, opened)
-    return Batch(table, tuple(opened), tuple(keep))
+    requests = list(requests)
+    files, indices = _files(requests)
+    addresses, available, owners = _memory_columns(requests, device)
+    table = np.empty(len(requests), REQUEST)
+    table["addr"], table["file"] = addresses, indices
+    _fill_ranges(table, requests, np.array(available, "i8"))
+    table["write"] = [bool(request.write) for request in requests]
+    _check_modes(table, files)
+    _check_overlaps(table, files)
+    return Batch(table, files, tuple(owners))
+
+
+def _files(requests: list[Request]) -> tuple[tuple[File, ...], list[int]]:
+    """Return the distinct files of requests, all open, and the index of each request's file."""
+    files = {id(request.file): request.file for request in requests}
+    for file in files.values():
+        file.check_open()
+    numbers = {key: index for index, key in enumerate(files)}
+    return tuple(files.values()), [numbers[id(request.file)] for request in requests]
+
+
+def _memory_columns(
+    requests: list[Request], device: torch.device
+) -> tuple[list[int], list[int], list[Any]]:
+    """Return addresses, bytes and owners of the requests' buffers.
+
+    Column by column for plain tensors: of thousands of small ones, each look at a field counts.
+    """
+    tensors = [request.buffer for request in requests]
+    plain = device.type == "cpu" and _PLAIN.issuperset(map(type, tensors))
+    if plain and all(t.is_cpu and _is_plain_memory(t) for t in tensors):
+        return (
+            [t.data_ptr() for t in tensors],
+            [t.nbytes for t in tensors],
+            # Storages, not tensors: `parameter.data = other` must not free memory in flight.
+            [t.untyped_storage() for t in tensors],
+        )
+    rows = [_memory(request, device) for request in requests]
+    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
+
+
+def _fill_ranges(
+    table: NDArray[Any], requests: list[Request], available: NDArray[np.int64]
+) -> None:
+    """Fill in offsets and sizes, which must lie inside the buffers and in a file's reach."""
+    largest = np.iinfo("i8").max
+    sizes = [largest if request.nbytes is None else request.nbytes for request in requests]
+    offsets = [request.offset for request in requests]
+    try:
+        table["nbytes"], table["offset"] = sizes, offsets
+    except OverflowError:
+        table["nbytes"] = [min(max(size, -1), largest - 1) for size in sizes]
+        table["offset"] = [min(max(offset, -1), largest) for offset in offsets]
+    nbytes, offset = table["nbytes"], table["offset"]
+    np.copyto(nbytes, available, where=nbytes == largest)
+    bad = (nbytes < 0) | (nbytes > available) | (offset < 0) | (offset > LARGEST_OFFSET - nbytes)
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise _bad_range(requests[first], int(nbytes[first]), int(available[first]))
+
+
+def _is_plain_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bytes are its values, in order; those of a lazy conjugate are not."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
 
 
 def _memory(request: Request, device: torch.device) -> tuple[int, int, Any]:
@@ -111,9 +161,8 @@ def _memory(request: Request, device: torch.device) -> tuple[int, int, Any]:
     on_device = buffer.is_cpu if device.type == "cpu" else buffer.device == device
     if not on_device:
         raise _unusable(request, f"The buffer is on {buffer.device}, this engine serves {device}")
-    if not buffer.is_contiguous():
-        raise _unusable(request, "The buffer is not contiguous")
-    # The storage, not the tensor: `parameter.data = other` must not free memory in flight.
+    if not _is_plain_memory(buffer):
+        raise _unusable(request, "The buffer is not contiguous, or its bytes are not its values")
     return buffer.data_ptr(), buffer.nbytes, buffer.untyped_storage()
 
 

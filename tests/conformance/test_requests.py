@@ -33,6 +33,15 @@ def test_a_non_contiguous_tensor(engine: Engine, file):
     refused(engine, [Request(torch.zeros(1).expand(100), file)], "not contiguous")
 
 
+def test_a_tensor_whose_bytes_are_not_its_values(engine: Engine, file):
+    for tensor in (
+        torch.zeros(4, dtype=torch.complex64).conj(),
+        torch.zeros(4, dtype=torch.complex64).conj().imag,
+        torch.zeros(3, 3).to_sparse(),
+    ):
+        refused(engine, [Request(tensor, file, write=True)], "not contiguous")
+
+
 def test_a_read_only_destination(engine: Engine, file):
     array = np.zeros(10, "u1")
     array.setflags(write=False)
