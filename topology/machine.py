@@ -301,6 +301,11 @@ class Machine(Record):
         _unique("NIC", (nic.name for nic in self.nics))
         _unique("block device", [d.name for d in self.drives] + [s.name for s in self.stacks])
 
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The GPUs, NICs and drives, in this order."""
+        return (*self.gpus, *self.nics, *self.drives)
+
     @functools.cached_property
     def sockets(self) -> tuple[Socket, ...]:
         """The processor packages, by number; those of unknown nodes are left out."""

@@ -81,14 +81,13 @@ def _node(node: NumaNode, below: dict[int, list[Branch]]) -> Branch:
 
 def _below(machine: Machine) -> dict[int, list[Branch]]:
     """Return what hangs from each NUMA node."""
-    devices: tuple[Device, ...] = (*machine.gpus, *machine.nics, *machine.drives)
     held: dict[str, list[Device | Bridge]] = {}
     found: dict[int, list[Branch]] = {}
     for bridge in machine.bridges:
         above = _shown(machine, bridge)
         if above is not None and bridge.kind in _SHOWN:
             held.setdefault(above.name, []).append(bridge)
-    for device in devices:
+    for device in machine.devices:
         above = _shown(machine, device)
         if above is not None:
             held.setdefault(above.name, []).append(device)
@@ -96,7 +95,7 @@ def _below(machine: Machine) -> dict[int, list[Branch]]:
         if bridge.kind in _SHOWN and _shown(machine, bridge) is None and bridge.name in held:
             node = _UNKNOWN if bridge.numa_node is None else bridge.numa_node
             found.setdefault(node, []).append(_branch(bridge, held))
-    for device in devices:
+    for device in machine.devices:
         if _shown(machine, device) is None:
             node = _UNKNOWN if device.numa_node is None else device.numa_node
             found.setdefault(node, []).append(_leaf(device))

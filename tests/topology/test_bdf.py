@@ -39,6 +39,7 @@ def test_gpus_are_found_by_any_name():
     whole = Machine.from_json(original.to_json() | {"gpus": gpus})
     third = whole.gpus[2]
     for key in (2, third.bdf, f"0000{third.bdf}".upper(), third.uuid, "GPU-8f2a"):
+        assert key is not None
         assert whole.gpu(key) is third
     for key in (8, "0000:99:00.0", "GPU-", "GPU-9"):
         with pytest.raises(UnsupportedError, match="no GPU is"):

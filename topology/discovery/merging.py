@@ -23,8 +23,7 @@ def merged(machine: Machine, described: Machine) -> Machine:
     Devices that the description lacks, such as drives, keep their place; those that the machine
     lacks are left out, since a file describes every size of a machine.
     """
-    devices: tuple[Device, ...] = (*described.gpus, *described.nics, *described.drives)
-    above: dict[str | None, Device] = {d.bdf: d for d in devices if d.bdf}
+    above: dict[str | None, Device] = {d.bdf: d for d in described.devices if d.bdf}
     nodes = _nodes(machine, described)
     # The kernel's CPUs of a node, not the file's: those are known to be wrong at times.
     cpus = {node.index: node.cpus for node in nodes}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from tensorspill.errors import BrokenError
+from tensorspill.errors import BrokenError, UnsupportedError
 from tensorspill.topology.discovery.blocks import drives_below, members, named, numbered, whole
 from tensorspill.topology.discovery.mounts import (
     MEMORY,
@@ -71,8 +71,11 @@ def device_of(path: str | os.PathLike[str], root: str = "/") -> Storage:
     BrokenError
         The path can't be looked at.
     UnsupportedError
-        A stack of block devices contains itself; the error names the file.
+        The path has a null character; a stack of block devices contains itself, and the error
+        names the file.
     """
+    if "\0" in os.fspath(path):
+        raise UnsupportedError("A path can't hold a null character", path=path)
     files = Files(root)
     return _follow(files, mount_table(files), os.path.abspath(os.fspath(path)), 0)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Final
 from xml.etree import ElementTree
 
 from tensorspill.errors import BrokenError, UnsupportedError
 
-__all__ = ["cpus_of_mask", "parse_xml", "whole_number"]
+__all__ = ["cpus_of_mask", "naming", "parse_xml", "whole_number"]
 
 _MOST: Final = 64 << 20
 
@@ -42,6 +44,25 @@ def parse_xml(path: str, root: str) -> ElementTree.Element:
         why = f"The topology starts with <{element.tag[:40]}> and not with <{root}>"
         raise UnsupportedError(why, path=path)
     return element
+
+
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Let errors about what a file describes name the file.
+
+    Raises
+    ------
+    UnsupportedError
+        What was raised inside, with the path; or elements are nested too deeply.
+    """
+    try:
+        yield
+    except UnsupportedError as error:
+        if error.path is not None:
+            raise
+        raise UnsupportedError(error.message, path=path) from error
+    except RecursionError as error:
+        raise UnsupportedError("The topology is nested too deeply", path=path) from error
 
 
 def whole_number(text: str | None) -> int | None:

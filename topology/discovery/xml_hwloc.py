@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.bdf import as_bdf, is_bdf
 from tensorspill.topology.discovery.sysfs import natural
-from tensorspill.topology.discovery.xml_files import cpus_of_mask, parse_xml, whole_number
+from tensorspill.topology.discovery.xml_files import cpus_of_mask, naming, parse_xml, whole_number
 from tensorspill.topology.machine import Bridge, Drive, Gpu, Machine, Nic, NumaNode
 
 __all__ = ["read_hwloc_xml"]
@@ -44,9 +44,10 @@ def read_hwloc_xml(path: str | os.PathLike[str]) -> Machine:
     name = os.fspath(path)
     topology = parse_xml(name, "topology")
     reader = _Reader(name)
-    for element in topology.findall("object"):
-        reader.read(element, _Where(None, "", "", None, ()))
-    return reader.machine()
+    with naming(name):
+        for element in topology.findall("object"):
+            reader.read(element, _Where(None, "", "", None, ()))
+        return reader.machine()
 
 
 class _Reader:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.bdf import as_bdf, is_bdf
 from tensorspill.topology.discovery.sysfs import link_mbps
-from tensorspill.topology.discovery.xml_files import cpus_of_mask, parse_xml, whole_number
+from tensorspill.topology.discovery.xml_files import cpus_of_mask, naming, parse_xml, whole_number
 from tensorspill.topology.machine import Bridge, Gpu, Machine, Nic, NumaNode, NvLink
 
 __all__ = ["read_nccl_xml"]
@@ -34,9 +34,10 @@ def read_nccl_xml(path: str | os.PathLike[str]) -> Machine:
     name = os.fspath(path)
     system = parse_xml(name, "system")
     reader = _Reader(name)
-    for cpu in system.findall("cpu"):
-        reader.read_cpu(cpu)
-    return reader.machine()
+    with naming(name):
+        for cpu in system.findall("cpu"):
+            reader.read_cpu(cpu)
+        return reader.machine()
 
 
 class _Reader:

@@ -90,8 +90,7 @@ class _Hwloc:
         self._machine = machine
         self._version = version
         self._below: dict[str, list[Device | Bridge]] = {}
-        devices: tuple[Device, ...] = (*machine.gpus, *machine.nics, *machine.drives)
-        items: tuple[Device | Bridge, ...] = (*machine.bridges, *devices)
+        items: tuple[Device | Bridge, ...] = (*machine.bridges, *machine.devices)
         for item in items:
             if item.parent:
                 self._below.setdefault(item.parent, []).append(item)

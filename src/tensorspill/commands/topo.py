@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensorspill.topology.affinity import Affinity
-    from tensorspill.topology.machine import Device, Machine
+    from tensorspill.topology.machine import Machine
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -92,9 +92,10 @@ def _storage(machine: Machine, path: str | None) -> Any:
 def _as_json(machine: Machine, ranks: tuple[Affinity, ...], path: str | None) -> dict[str, Any]:
     from tensorspill.topology.affinity import crossing
     from tensorspill.topology.distances import distance
+    from tensorspill.topology.machine import Gpu
 
-    devices: tuple[Device, ...] = (*machine.gpus, *machine.nics, *machine.drives)
-    labels = [d.bdf or "" if d in machine.gpus else d.name for d in devices]
+    devices = machine.devices
+    labels = [d.bdf or "" if isinstance(d, Gpu) else d.name for d in devices]
     found: dict[str, Any] = {
         "machine": machine.to_json(),
         "ranks": [rank.to_json() for rank in ranks],

@@ -51,7 +51,9 @@ def draw(machine: Machine, file: str, kind: str) -> None:
             f"Pictures need matplotlib: {error}", remedy="pip install tensorspill[notebook]"
         ) from error
     # Text stays text in SVG, so that it can be searched and needs no font file.
-    with matplotlib.rc_context({"svg.fonttype": "none", "font.family": "DejaVu Sans"}):
+    with matplotlib.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "tensorspill", "font.family": "DejaVu Sans"}
+    ):
         picture = _Picture(machine)
         figure = figures.Figure(figsize=(picture.width, picture.height), facecolor="white")
         picture.paint(Canvas(figure.add_axes((0, 0, 1, 1)), picture.width, picture.height))
