@@ -5,7 +5,10 @@ This sub-package stands alone: of tensorspill it imports only the errors.
 
 from __future__ import annotations
 
-from tensorspill.topology.discovery import discover
+from tensorspill.topology.affinity import Affinity, affinities
+from tensorspill.topology.binding import bind_process, bind_thread, bound
+from tensorspill.topology.discovery import Storage, device_of, discover
+from tensorspill.topology.distances import Distance, distance, nearest
 from tensorspill.topology.machine import (
     Bridge,
     Drive,
@@ -21,7 +24,9 @@ from tensorspill.topology.machine import (
 )
 
 __all__ = [
+    "Affinity",
     "Bridge",
+    "Distance",
     "Drive",
     "Gpu",
     "Machine",
@@ -32,5 +37,13 @@ __all__ = [
     "NvLink",
     "Socket",
     "Stack",
+    "Storage",
+    "affinities",
+    "bind_process",
+    "bind_thread",
+    "bound",
+    "device_of",
     "discover",
+    "distance",
+    "nearest",
 ]

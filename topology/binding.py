@@ -1,10 +1,10 @@
 """Keeping threads and their memory near a rank's devices.
 
-Linux hands a thread's CPUs and memory policy on to the threads that it starts. So an engine and a
-pool that are opened inside `bound` run and allocate there, whatever threads they start::
+Linux hands a thread's CPUs and memory policy on to the threads that it starts. Engines and pools
+also take a NUMA node for the threads that they start later and for their memory::
 
     with bound(affinity):
-        engine = open_engine(folder)
+        engine = open_engine(folder, numa_node=affinity.numa_node)
         pool = BufferPool("1GiB", numa_node=affinity.numa_node)
 """
 

@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -44,6 +47,17 @@ def test_nothing_is_wider_than_the_terminal_nor_lost(name, width, tmp_path):
     cells = re.findall(r"(?:NV\d+|PIX|PXB|PHB|NODE|SYS|\bX\b|\?)\*?", said)
     count = len(whole.gpus) * (len(whole.gpus) + len(whole.nics) + len(whole.drives))
     assert len(cells) >= count
+
+
+def test_a_terminal_of_few_characters():
+    environ = os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "70"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tensorspill.cli", "topo", "--machine", "dgx-2"],
+        capture_output=True, env=environ, check=True,
+    )  # fmt: skip
+    said = done.stdout.decode("ascii")
+    assert "nvme7n1" in said
+    assert max(map(len, said.splitlines())) <= 70
 
 
 def test_json_is_one_value(capsys):

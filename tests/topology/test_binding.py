@@ -5,8 +5,11 @@ import threading
 
 import pytest
 
-from tensorspill.topology.affinity import Affinity
+from tensorspill import BufferPool, Request, open_engine
+from tensorspill.topology import discover
+from tensorspill.topology.affinity import Affinity, affinities
 from tensorspill.topology.binding import bind_process, bind_thread, bound
+from tensorspill.topology.process import current_process
 from tests.faults import in_child
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -93,3 +96,25 @@ def test_all_threads_of_a_process():
     what, seen = in_child(binding)
     assert len(what.threads) >= 2
     assert seen == [{CPUS[0]}]
+
+
+def test_engines_and_pools_take_the_ranks_node(tmp_path):
+    """The engine's threads run on the node's CPUs, whoever makes it start them."""
+
+    def running():
+        (rank,) = affinities(discover(nvml=False), [None], current_process())
+        with bound(rank):
+            pool = BufferPool("1MiB", numa_node=rank.numa_node)
+            engine = open_engine(tmp_path, numa_node=rank.numa_node)
+        buffer = pool.allocate((4096,))
+        with engine.open("x", "w", size=4096) as file:
+            engine.submit([Request(buffer, file, write=True)]).result()
+        masks = [os.sched_getaffinity(int(name)) for name in os.listdir("/proc/self/task")]
+        engine.close()
+        buffer.release()
+        pool.close()
+        return rank, masks
+
+    rank, masks = in_child(running)
+    assert rank.numa_node is not None
+    assert all(mask <= set(rank.cpus) for mask in masks)

@@ -284,6 +284,23 @@ def test_the_drivers_folder_gives_uuid_and_model(tmp_path):
     assert (gpu.name, gpu.uuid) == ("NVIDIA L4", "GPU-0a1b2c3d-0000-1111-2222-333344445555")
 
 
+def test_gpus_whose_device_file_is_not_in_the_container_have_no_number(tmp_path):
+    """Sysfs shows all GPUs in any container; CUDA numbers those that it can open."""
+    original = machine("dgx-h100")
+    write_sysfs(original, str(tmp_path))
+    (tmp_path / "dev").mkdir()
+    for minor, gpu in enumerate(original.gpus):
+        folder = tmp_path / "proc/driver/nvidia/gpus" / str(gpu.bdf)
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t x\nDevice Minor: \t {minor}\n")
+    assert [gpu.index for gpu in discover(str(tmp_path)).gpus] == list(range(8))
+    for name in ("nvidiactl", "nvidia2", "nvidia6"):
+        (tmp_path / "dev" / name).touch()
+    found = discover(str(tmp_path)).gpus
+    assert [gpu.index for gpu in found] == [None, None, 0, None, None, None, 1, None]
+    assert found[0].why("index") == "/dev/nvidia0 is not in this container"
+
+
 def test_a_broken_topology_file_is_a_note(tmp_path):
     write_sysfs(machine("plain"), str(tmp_path))
     (tmp_path / "broken.xml").write_text("<system><cpu")

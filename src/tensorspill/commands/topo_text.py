@@ -5,6 +5,8 @@ Classes are words, so that nothing is lost without colour; tables are cut into p
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
 
 from rich import box
@@ -37,7 +39,11 @@ def show(
     console: Console | None = None,
 ) -> None:
     """Print a machine, what is near its ranks, and which drives hold a path."""
-    console = console or Console(highlight=False)
+    if console is None:
+        # A terminal of few characters shows another in place of those that it lacks.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
+        console = Console(highlight=False)
     _show_tree(console, machine)
     _show_ranks(console, ranks)
     for title, devices in (
