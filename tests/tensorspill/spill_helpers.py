@@ -1,16 +1,29 @@
 """What the tests of spill files share: one helper for every invariant, and a storm of Ctrl-C."""
 
 import contextlib
+import functools
 import gc
 import signal
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
+
+import torch
 
 from tensorspill.spill_catalog import Catalog
 from tensorspill.spill_file import SpillFile
 from tensorspill.spill_plans import Extent, Plan
 from tensorspill.spill_space import Piece
 from tests.pool.helpers import check_invariants
+
+
+@functools.cache
+def compile_kernels() -> None:
+    """Have everything compiled, and saved for other processes, before limits get in the way."""
+    tensor = torch.ones(100)
+    with tempfile.TemporaryDirectory() as place, SpillFile(place, verify=True) as spill:
+        spill.put({"a": tensor}).result()
+        spill.get({"a": tensor}).result()
 
 
 def check_catalog(catalog: Catalog, under_way: Iterable[Plan] = ()) -> None:

@@ -31,7 +31,7 @@ from tensorspill.spill_file import SpillFile
 from tests.conformance.data import random_bytes
 from tests.faults.file_systems import small_file_system
 from tests.faults.limits import file_size_limit
-from tests.tensorspill.spill_helpers import check_spill, storm
+from tests.tensorspill.spill_helpers import check_spill, compile_kernels, storm
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -52,6 +52,11 @@ DTYPES = [
     torch.int64,
     torch.uint16,
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled() -> None:
+    compile_kernels()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tensorspill.errors import (
 from tensorspill.spill_file import SpillFile
 from tests.conformance.data import guards_intact, poisoned, random_bytes
 from tests.faults.limits import file_size_limit
-from tests.tensorspill.spill_helpers import check_spill
+from tests.tensorspill.spill_helpers import check_spill, compile_kernels
 
 BLOCK = 4096
 NAMES = st.sampled_from("abcde")
@@ -38,6 +38,7 @@ class SpillMachine(RuleBasedStateMachine):
         verify=st.booleans(),
     )
     def begin(self, folders: int, capacity: int | None, verify: bool) -> None:
+        compile_kernels()
         self.place = Path(tempfile.mkdtemp())
         places = [self.place / str(i) for i in range(folders)]
         self.spill = SpillFile(places, capacity, verify=verify, block_bytes=16 * BLOCK)

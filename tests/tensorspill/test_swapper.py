@@ -31,7 +31,7 @@ from tensorspill.swapper import ParameterSwapper, SwapStatus
 from tests.conformance.data import guards_intact, poisoned
 from tests.faults.limits import file_size_limit
 from tests.pool.helpers import RandomAllocator
-from tests.tensorspill.spill_helpers import storm
+from tests.tensorspill.spill_helpers import compile_kernels, storm
 from tests.tensorspill.swap_helpers import check_swapper, is_placeholder
 
 AVAILABLE, NOT_AVAILABLE, INFLIGHT = (
@@ -41,6 +41,11 @@ AVAILABLE, NOT_AVAILABLE, INFLIGHT = (
 )
 UNIT = 4096
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled() -> None:
+    compile_kernels()
 
 
 @pytest.fixture

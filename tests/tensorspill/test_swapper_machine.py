@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,22 @@ from tensorspill.swapper import ParameterSwapper, SwapStatus
 from tests.conformance.data import poisoned
 from tests.faults.limits import file_size_limit
 from tests.pool.helpers import RandomAllocator
+from tests.tensorspill.spill_helpers import compile_kernels
 from tests.tensorspill.swap_helpers import check_swapper
 
 AVAILABLE, NOT_AVAILABLE = SwapStatus.AVAILABLE, SwapStatus.NOT_AVAILABLE
 UNIT = 4096
 SIZES = [1, 100, 1024, 1025, 3000, 70_000, 0]
 SETS = st.sets(st.integers(0, len(SIZES) - 1), min_size=1, max_size=4)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Compare in one thread: for tensors this small, several would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 class SwapperMachine(RuleBasedStateMachine):
@@ -41,6 +52,7 @@ class SwapperMachine(RuleBasedStateMachine):
         seed=st.integers(0, 9),
     )
     def begin(self, units: int, foreign: bool, verify: bool, seed: int) -> None:
+        compile_kernels()
         self.place = Path(tempfile.mkdtemp())
         allocator = RandomAllocator(units * UNIT, seed=seed)
         self.pool = BufferPool(units * UNIT, poison=True, page_lock="no", allocator=allocator)
