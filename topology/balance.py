@@ -26,6 +26,8 @@ _LEVELS = 1024
 #: A sweep that moves less than this many bytes at a time is the last.
 _GRAIN = 1 << 16
 _NO_LIMIT = 1 << 61
+#: Bits of ticks in a time, if sizes times ticks fit into 60 bits. A plan can be a tick late.
+_TICKS, _ROOM = 24, 60
 
 
 def solve(demand: Demand, forest: Forest) -> Solution:
@@ -36,9 +38,11 @@ def solve(demand: Demand, forest: Forest) -> Solution:
     Stuck
         If some groups can't be written at all.
     """
-    solver = Solver(demand, forest)
     slope = np.where(forest.alive, forest.capacity, 0)
     fixed = np.zeros_like(slope)
+    shift = _shift(demand, slope)
+    demand = replace(demand, nbytes=demand.nbytes << shift)
+    solver = Solver(demand, forest)
     given = first_guess(demand, forest)
     _share(demand, forest, given, np.full_like(slope, _NO_LIMIT), _FIRST_SWEEPS)
     best = level = solver.solve(given, slope, fixed)
@@ -54,14 +58,30 @@ def solve(demand: Demand, forest: Forest) -> Solution:
         level = solver.solve(level.given, slope, fixed)
         limit = solver.capacity(level.time, slope, fixed)
     given = level.given
-    load = _share(demand, forest, given, limit, _LAST_SWEEPS)
-    return replace(best, given=given, load=load)
+    _share(demand, forest, given, limit, _LAST_SWEEPS)
+    bound = best.bound / (1 << shift)
+    return replace(best, given=_whole(given, demand.begin, shift), bound=bound)
 
 
-def _share(
-    demand: Demand, forest: Forest, given: Integers, limit: Integers, sweeps: int
-) -> Integers:
-    """Even out `given` in place within the limits; return the load of each resource."""
+def _shift(demand: Demand, slope: Integers) -> int:
+    """Return by how many bits to scale sizes, so that a microsecond has that many bits of ticks."""
+    total = demand.copies * int(demand.nbytes.sum())
+    shortest = total // max(int(slope.sum()), 1)
+    return max(0, min(_ROOM - total.bit_length(), _TICKS - shortest.bit_length()))
+
+
+def _whole(given: Integers, begin: Integers, shift: int) -> Integers:
+    """Return scaled bytes as whole ones, with the same sum for each group."""
+    until = np.cumsum(given)
+    until -= np.repeat((until - given)[begin[:-1]], np.diff(begin))
+    until >>= shift
+    whole = np.diff(until, prepend=0)
+    whole[begin[:-1]] = until[begin[:-1]]
+    return whole
+
+
+def _share(demand: Demand, forest: Forest, given: Integers, limit: Integers, sweeps: int) -> None:
+    """Even out `given` in place, within the limits."""
     from tensorspill.topology.share_kernels import share
 
     at_leaf = np.zeros(len(forest.capacity), np.int64)
@@ -69,4 +89,3 @@ def _share(
     load = forest.load(at_leaf)
     begin = demand.domain_begin if demand.copies > 1 else demand.begin
     share(begin, demand.leaf, given, forest.paths, load, forest.capacity, limit, sweeps, _GRAIN)
-    return load

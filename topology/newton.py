@@ -35,13 +35,11 @@ class Solution:
     Parameters
     ----------
     time : int
-        The first whole microsecond at or after T*.
+        The first whole tick at or after T*. A tick is a microsecond, or less if sizes are scaled.
     bound : Fraction
-        T* in microseconds, exactly: the bound of a cut.
+        T* in ticks, as the bound of a cut; T* is at most `time`.
     given : array of int64
         Bytes for each member, for which no resource needs more than `time`.
-    load : array of int64
-        Bytes through each resource.
     tight : array of bool
         The resources of the cut: all busy for the whole of T* in every best plan.
     bound_groups : array of bool
@@ -51,7 +49,6 @@ class Solution:
     time: int
     bound: Fraction
     given: Integers
-    load: Integers
     tight: Flags
     bound_groups: Flags
 
@@ -140,8 +137,7 @@ class Solver:
             grown = self.capacity(time, slope, fixed)
             self.residual[self._resource] += grown - limit
             limit = grown
-        given, load = self._carried(self._member), self._carried(self._resource)
-        return Solution(time, bound, given, load, tight, bound_groups)
+        return Solution(time, bound, self._carried(self._member), tight, bound_groups)
 
     def _step(
         self, rounds: int, slope: Integers, fixed: Integers
@@ -149,12 +145,14 @@ class Solver:
         """Push excess on; return None if none is left, else a bound with its cut and its groups."""
         from tensorspill.topology.flow_kernels import best_level, maximise
 
+        if self.domains:  # levels are made for networks without domains only
+            rounds = _ENDLESS
         left, done = maximise(
             self.start, self.edges, self.to, self.residual, self.excess, self.label, rounds
         )
         if not left:
             return None
-        if done or self.domains:
+        if done:
             return self._cut(slope, fixed)
         open_ = self.residual[self._resource]
         demand = self.demand
