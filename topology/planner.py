@@ -166,13 +166,18 @@ def _enough(
     if not len(short):
         return
     line = int(short[0])
-    name = ask.slices.names[int(np.flatnonzero(line_of == line)[0])]
+    name = _slice_in(ask, line_of, line)
     dead = [int(rank) for rank in sets[line][~live[sets.begin[line] : sets.begin[line + 1]]]]
     what = "no replica" if ask.copies == 1 else f"replicas in only {int(count[line])} domains"
     raise UnsupportedError(
         f"Slice {name} has {what} that can write{_why(ask.forest, dead)}",
         remedy="Exclude less, or hold the slice on more ranks",
     )
+
+
+def _slice_in(ask: _Question, line_of: Integers, line: int) -> str:
+    """Return the name of the first slice in a line that has bytes."""
+    return ask.slices.names[int(np.flatnonzero((line_of == line) & (ask.slices.nbytes > 0))[0])]
 
 
 def _why(forest: Forest, ranks: Sequence[int]) -> str:
@@ -190,7 +195,7 @@ def _solve(ask: _Question, demand: Demand, line_of: Integers) -> Solution:
         return solve(demand, ask.forest)
     except Stuck as stuck:
         line = int(stuck.groups[0])
-        name = ask.slices.names[int(np.flatnonzero(line_of == line)[0])]
+        name = _slice_in(ask, line_of, line)
         raise UnsupportedError(
             f"Slice {name} can't be written {ask.copies} times: too little can pass through "
             f"{ask.forest.names[int(demand.leaf[demand.begin[line]])]} and its like"
