@@ -11,39 +11,13 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from tensorspill.errors import (
-    BrokenError,
-    ClosedError,
-    MissingNameError,
-    SpillError,
-    UnsupportedError,
-)
+from tensorspill.errors import ClosedError
 from tensorspill.spill_items import Item
-from tensorspill.spill_plans import Busy, Extent, Plan, Planner
+from tensorspill.spill_plans import Busy, Extent, Plan, Planner, missing, unreadable
 from tensorspill.spill_space import Growth, Space
+from tensorspill.spill_tickets import Ticket
 
-__all__ = ["Catalog", "Ticket"]
-
-
-class Ticket:
-    """Something to wait for: any change after which it is worth trying again.
-
-    Waiting happens outside all locks, so that an interrupt there leaves nothing behind.
-    """
-
-    __slots__ = ("_gate",)
-
-    def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._gate.acquire()
-
-    def wait(self) -> None:
-        """Wait for the change; called once."""
-        self._gate.acquire()
-
-    def call(self) -> None:
-        """End the wait; called once."""
-        self._gate.release()
+__all__ = ["Catalog"]
 
 
 class Catalog:
@@ -128,13 +102,13 @@ class Catalog:
             for item in items:
                 extent = stored.get(item.name)
                 if extent is None:
-                    raise self._missing(item.name)
+                    raise missing(item.name, self.path)
                 if (
                     extent.nbytes != item.nbytes
                     or extent.dtype is not item.tensor.dtype
                     or extent.torn
                 ):
-                    raise self._unreadable(item, extent)
+                    raise unreadable(item, extent, self.path)
                 plan.extents.append(extent)
             for extent in plan.extents:
                 extent.readers += 1
@@ -157,7 +131,7 @@ class Catalog:
             extent = self._stored.pop(name, None)
             room = self._planner.reserved.pop(name, None)
             if extent is None and room is None:
-                raise self._missing(name)
+                raise missing(name, self.path)
             if room is not None:
                 self._space.give_back(*room)
             if extent is not None:
@@ -292,7 +266,7 @@ class Catalog:
         with self._lock:
             extent = self._pending.get(name) or self._stored.get(name)
         if extent is None:
-            raise self._missing(name)
+            raise missing(name, self.path)
         return extent
 
     def figures(self) -> dict[str, int]:
@@ -365,24 +339,3 @@ class Catalog:
             self._promised += extent.charge
         else:
             self._space.give_back(extent.pieces, extent.charge)
-
-    # -- errors ----------------------------------------------------------------------------------
-
-    def _missing(self, name: str) -> MissingNameError:
-        return MissingNameError(f"No tensor {name!r} is stored", path=self.path)
-
-    def _unreadable(self, item: Item, extent: Extent) -> SpillError:
-        if extent.torn:
-            return BrokenError(
-                f"Tensor {item.name!r} is torn: overwriting it in place failed",
-                path=self.path,
-                nbytes=extent.nbytes,
-                remedy="Put it again, or delete it",
-            )
-        tensor = item.tensor
-        return UnsupportedError(
-            f"Tensor {item.name!r} is {tuple(extent.shape)} {extent.dtype}, the destination "
-            f"{tuple(tensor.shape)} {tensor.dtype}",
-            path=self.path,
-            nbytes=extent.nbytes,
-        )

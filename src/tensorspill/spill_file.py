@@ -18,7 +18,7 @@ from tensorspill.engine.statistics import TransferRecord
 from tensorspill.engine.transfer import Transfer, gather
 from tensorspill.errors import CapacityError, NoSpaceError
 from tensorspill.pool.sizes import parse_bytes
-from tensorspill.spill_catalog import Catalog, Ticket
+from tensorspill.spill_catalog import Catalog
 from tensorspill.spill_digests import Digests
 from tensorspill.spill_drives import open_drives, prepare
 from tensorspill.spill_folder import Claim
@@ -27,6 +27,7 @@ from tensorspill.spill_jobs import Job, Watcher
 from tensorspill.spill_plans import Extent, Plan
 from tensorspill.spill_records import Location, SpillStatistics, StoredTensor
 from tensorspill.spill_space import Growth
+from tensorspill.spill_tickets import Ticket
 
 __all__ = ["SpillFile"]
 
@@ -358,8 +359,7 @@ class SpillFile:
             gather(parts, job.end)
             raise
         whole = gather(parts, job.end, job.run)
-        # Until then the parts keep the memory alive; afterwards whoever keeps `whole` must not.
-        whole.add_done_callback(_let_go)
+        whole.add_done_callback(partial(_let_go, parts))
         return whole
 
     def _locations(self, extent: Extent) -> tuple[Location, ...]:
@@ -370,10 +370,18 @@ class SpillFile:
         )
 
 
-def _let_go(transfer: Future[TransferRecord]) -> None:
-    """Let an ended transfer forget its parts."""
-    if isinstance(transfer, Transfer):
-        transfer.on_cancel(lambda: None)
+def _let_go(parts: list[Transfer], _: Future[TransferRecord]) -> None:
+    """Take ended parts and their batches apart, which refer to each other.
+
+    Else the tensors that were moved would stay in memory until the garbage collector comes.
+    """
+    for part in parts:
+        part.on_cancel(_nothing)
+    parts.clear()
+
+
+def _nothing() -> None:
+    """Cancel what has ended."""
 
 
 def _release(claims: list[Claim]) -> None:

@@ -15,19 +15,15 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from tensorspill.errors import BrokenError, PermissionDeniedError, UnsupportedError
+from tensorspill.errors import UnsupportedError
+from tensorspill.spill_place import FILE_MODE, MARKER, enter, make_place, mark, refused
 
 __all__ = ["Claim", "SpillFolder"]
 
 log = logging.getLogger(__name__)
 
-MARKER = ".tensorspill"
-MARKER_TEXT = b"Temporary files of tensorspill. Safe to delete when no process uses them.\n"
-FOLDER_MODE = 0o700
-FILE_MODE = 0o600
 SPILL_NAME = re.compile(r"[A-Za-z0-9_]+-\d+-\d+\.spill")
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REGULAR = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -62,10 +58,10 @@ class SpillFolder:
     def __init__(self, place: str | os.PathLike[str]) -> None:
         self.place = os.path.abspath(os.fspath(place))
         self.path = os.path.join(self.place, f"tensorspill-{os.geteuid()}")
-        _make_place(self.place)
-        fd = _enter(self.path)
+        make_place(self.place)
+        fd = enter(self.path)
         try:
-            _mark(fd, self.path)
+            mark(fd, self.path)
         finally:
             os.close(fd)
 
@@ -92,7 +88,7 @@ class SpillFolder:
         label = _rank_label() if label is None else label
         if not SPILL_NAME.fullmatch(f"{label}-0-0.spill"):
             raise UnsupportedError(f"A label has letters, digits and underscores, not {label!r}")
-        folder = _enter(self.path)
+        folder = enter(self.path)
         try:
             # Between its making and its locking a file looks like a leftover, so both happen
             # under the same lock as the search for leftovers.
@@ -170,122 +166,19 @@ def _rank_label() -> str:
     return f"rank{rank if rank.isascii() and rank.isdigit() else 0}"
 
 
-def _make_place(place: str) -> None:
-    try:
-        _make_folders(place)
-        found = os.lstat(place)
-    except FileExistsError as error:
-        raise UnsupportedError("The place for spill files is no folder", path=place) from error
-    except OSError as error:
-        if error.errno == errno.ENOTDIR:
-            raise UnsupportedError("A part of the path is no folder", path=place) from error
-        raise _refused(error, "Can't make the place for spill files", place) from error
-    if stat.S_ISLNK(found.st_mode):
-        raise UnsupportedError(
-            "The place for spill files is a symbolic link",
-            path=place,
-            remedy=f"Name the folder that it leads to: {os.path.realpath(place)}",
-        )
-    shared = found.st_mode & stat.S_ISVTX and found.st_mode & stat.S_IWOTH
-    # The administrator's folders are as trustworthy as our own: who owns them can do anything.
-    if found.st_uid not in (os.geteuid(), 0) and not shared:
-        raise _somebody_elses(place)
-
-
-def _make_folders(path: str) -> None:
-    """Make a folder and its parents, all with the same mode, which `os.makedirs` does not."""
-    if os.path.isdir(path):
-        return
-    if not os.path.lexists(os.path.dirname(path)):
-        _make_folders(os.path.dirname(path))
-    try:
-        os.mkdir(path, FOLDER_MODE)
-    except FileExistsError:
-        if not os.path.isdir(path):  # else another process was faster
-            raise
-
-
-def _enter(path: str) -> int:
-    """Return a descriptor of our folder, which is made if missing and checked in any case."""
-    try:
-        os.mkdir(path, FOLDER_MODE)
-        made = True
-    except FileExistsError:
-        made = False
-    except OSError as error:
-        raise _refused(error, "Can't make the folder for spill files", path) from error
-    try:
-        fd = os.open(path, _DIRECTORY)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise UnsupportedError(
-                "The folder for spill files is a symbolic link or a file", path=path
-            ) from error
-        raise _refused(error, "Can't open the folder for spill files", path) from error
-    try:
-        _check_folder(fd, path, made)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _check_folder(fd: int, path: str, made: bool) -> None:
-    if made:
-        os.fchmod(fd, FOLDER_MODE)
-    found = os.fstat(fd)
-    if found.st_uid != os.geteuid():
-        raise _somebody_elses(path)
-    if found.st_mode & 0o777 != FOLDER_MODE:
-        raise UnsupportedError(
-            f"The folder for spill files has mode {found.st_mode & 0o777:04o}, not 0700",
-            path=path,
-            remedy="If it is yours: chmod 700",
-        )
-
-
-def _mark(fd: int, path: str) -> None:
-    """Put the marker into a new folder; refuse a folder with other files and no marker."""
-    try:
-        if _marked(fd):
-            return
-        # Another process may have made the marker, and then files, since.
-        if os.listdir(fd) and not _marked(fd):
-            raise UnsupportedError(
-                "The folder for spill files holds files and no marker of ours",
-                path=path,
-                remedy="Empty or rename it, or use another place",
-            )
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        marker = os.open(MARKER, flags, FILE_MODE, dir_fd=fd)
-        try:
-            os.write(marker, MARKER_TEXT)
-        finally:
-            os.close(marker)
-    except OSError as error:
-        raise _refused(error, "Can't mark the folder for spill files", path) from error
-
-
-def _marked(fd: int) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(MARKER, dir_fd=fd, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
-
-
 @contextmanager
 def _locked_marker(folder: int, path: str) -> Iterator[None]:
     """Hold the lock that claims and clean-ups of all processes share."""
-    _mark(folder, path)
+    mark(folder, path)
     try:
         fd = os.open(MARKER, _REGULAR, dir_fd=folder)
     except OSError as error:
-        raise _refused(error, "Can't open the folder's marker", path) from error
+        raise refused(error, "Can't open the folder's marker", path) from error
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
         except OSError as error:
-            raise _refused(error, "The file system can't lock files", path) from error
+            raise refused(error, "The file system can't lock files", path) from error
         try:
             yield
         finally:
@@ -325,25 +218,12 @@ def _create(folder: int, label: str, path: str) -> tuple[str, int]:
         except FileExistsError:
             continue
         except OSError as error:
-            raise _refused(error, "Can't make a spill file", os.path.join(path, name)) from error
+            raise refused(error, "Can't make a spill file", os.path.join(path, name)) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.unlink(name, dir_fd=folder)
             os.close(fd)
-            raise _refused(error, "The file system can't lock files", path) from error
+            raise refused(error, "The file system can't lock files", path) from error
         return name, fd
     raise AssertionError("unreachable")
-
-
-def _refused(error: OSError, message: str, path: str) -> BrokenError:
-    return BrokenError.from_oserror(error, message, path=path)
-
-
-def _somebody_elses(path: str) -> PermissionDeniedError:
-    return PermissionDeniedError(
-        "The folder belongs to another user",
-        errno=errno.EPERM,
-        path=path,
-        remedy="Use a folder of your own",
-    )

@@ -6,11 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from tensorspill.errors import CapacityError
+from tensorspill.errors import (
+    BrokenError,
+    CapacityError,
+    MissingNameError,
+    SpillError,
+    UnsupportedError,
+)
 from tensorspill.spill_items import Item
 from tensorspill.spill_space import Growth, Piece, Space
 
-__all__ = ["Busy", "Extent", "Plan", "Planner"]
+__all__ = ["Busy", "Extent", "Plan", "Planner", "missing", "unreadable"]
 
 
 class Extent:
@@ -218,3 +224,26 @@ class Planner:
         rest = sum(map(space.charge, sizes)) + len(sizes) * space.block
         wanted = growth.needed + space.charge(rest // len(space.drives))
         return growth._replace(wanted=max(growth.wanted, wanted))
+
+
+def missing(name: str, path: str) -> MissingNameError:
+    """Return the error for a name that is not stored."""
+    return MissingNameError(f"No tensor {name!r} is stored", path=path)
+
+
+def unreadable(item: Item, extent: Extent, path: str) -> SpillError:
+    """Return the error for a destination that can't take what is stored."""
+    if extent.torn:
+        return BrokenError(
+            f"Tensor {item.name!r} is torn: overwriting it in place failed",
+            path=path,
+            nbytes=extent.nbytes,
+            remedy="Put it again, or delete it",
+        )
+    tensor = item.tensor
+    return UnsupportedError(
+        f"Tensor {item.name!r} is {tuple(extent.shape)} {extent.dtype}, the destination "
+        f"{tuple(tensor.shape)} {tensor.dtype}",
+        path=path,
+        nbytes=extent.nbytes,
+    )

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensorspill.errors import BrokenError, CapacityError, MissingNameError
-from tensorspill.spill_catalog import Catalog, Ticket
+from tensorspill.spill_catalog import Catalog
 from tensorspill.spill_items import Item
 from tensorspill.spill_plans import Plan
 from tensorspill.spill_space import Growth, Space
+from tensorspill.spill_tickets import Ticket
 from tests.tensorspill.spill_helpers import check_catalog
 
 BLOCK = 4096

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tensorspill.errors import PermissionDeniedError, SpillError, UnsupportedError
-from tensorspill.spill_folder import MARKER, SpillFolder
+from tensorspill.spill_folder import SpillFolder
+from tensorspill.spill_place import MARKER
 from tests.faults.limits import another_user
 
 OURS = f"tensorspill-{os.geteuid()}"
