@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from tensorspill.topology.affinity import Affinity, affinities
 from tensorspill.topology.binding import bind_process, bind_thread, bound
+from tensorspill.topology.capacities import Capacities
+from tensorspill.topology.cluster_placement import place_on
 from tensorspill.topology.discovery import Storage, device_of, discover
 from tensorspill.topology.distances import Distance, distance, nearest
+from tensorspill.topology.gathering import gather_ranks, this_rank
+from tensorspill.topology.grid import ParallelLayout, RankGrid
+from tensorspill.topology.launch import LaunchedRank, launched
 from tensorspill.topology.machine import (
     Bridge,
     Drive,
@@ -22,22 +27,42 @@ from tensorspill.topology.machine import (
     Socket,
     Stack,
 )
+from tensorspill.topology.model_state import model_state
+from tensorspill.topology.placement import Placement, Unit
+from tensorspill.topology.plan import WriterPlan
+from tensorspill.topology.planner import plan_writers
+from tensorspill.topology.rank_table import RankRecord, RankTable
+from tensorspill.topology.selection import WriterShare, select_writers
+from tensorspill.topology.slices import Atom, Slice, Slices
 
 __all__ = [
     "Affinity",
+    "Atom",
     "Bridge",
+    "Capacities",
     "Distance",
     "Drive",
     "Gpu",
+    "LaunchedRank",
     "Machine",
     "Mig",
     "Mount",
     "Nic",
     "NumaNode",
     "NvLink",
+    "ParallelLayout",
+    "Placement",
+    "RankGrid",
+    "RankRecord",
+    "RankTable",
+    "Slice",
+    "Slices",
     "Socket",
     "Stack",
     "Storage",
+    "Unit",
+    "WriterPlan",
+    "WriterShare",
     "affinities",
     "bind_process",
     "bind_thread",
@@ -45,5 +70,12 @@ __all__ = [
     "device_of",
     "discover",
     "distance",
+    "gather_ranks",
+    "launched",
+    "model_state",
     "nearest",
+    "place_on",
+    "plan_writers",
+    "select_writers",
+    "this_rank",
 ]

@@ -45,7 +45,8 @@ class Alternative:
 
 
 def alternatives(slices: Slices, placement: Placement) -> tuple[Alternative, ...]:
-    """Return what each of `RULES` would take."""
+    """Return what each of `RULES` would take, among replicas that can write."""
+    slices = _live(slices, placement)
     total = np.zeros(len(slices.sets), np.int64)
     np.add.at(total, slices.set_of, slices.nbytes)
     found = []
@@ -57,14 +58,23 @@ def alternatives(slices: Slices, placement: Placement) -> tuple[Alternative, ...
             continue
         written = _equal(total, writers, placement.ranks)
         load = placement.forest.rank_load(written)
-        dead = np.flatnonzero((load > 0) & ~placement.forest.alive)
-        if len(dead):
-            why = f"it would write through {placement.forest.names[int(dead[0])]}, excluded"
-            found.append(Alternative(rule, meaning, None, 0, why))
-            continue
         count = int(np.count_nonzero(written))
         found.append(Alternative(rule, meaning, longest(placement.forest, load), count))
     return tuple(found)
+
+
+def _live(slices: Slices, placement: Placement) -> Slices:
+    """Return the slices with only those replicas that can write, where there are any."""
+    sets, forest = slices.sets, placement.forest
+    alive = forest.alive[forest.leaf[sets.ranks]]
+    if alive.all():
+        return slices
+    owner = np.repeat(np.arange(len(sets)), sets.sizes)
+    some = np.zeros(len(sets), np.bool_)
+    some[owner[alive]] = True
+    kept = alive | ~some[owner]
+    begin = np.searchsorted(owner[kept], np.arange(len(sets) + 1))
+    return slices.on(ReplicaSets(begin, sets.ranks[kept]))
 
 
 def _equal(nbytes: Integers, writers: ReplicaSets, ranks: int) -> Integers:

@@ -41,7 +41,7 @@ class Solution:
     given : array of int64
         Bytes for each member, for which no resource needs more than `time`.
     tight : array of bool
-        The resources of the cut: all busy for the whole of T* in every best plan.
+        The resources of the cut whose capacity grows: busy for the whole of T* in every best plan.
     bound_groups : array of bool
         The groups that must cross the cut.
     """
@@ -121,9 +121,8 @@ class Solver:
         Stuck
             If no time is enough for some groups.
         """
-        bound = self._forest_bound(slope, fixed)
-        time = max(1, math.ceil(bound))
-        tight, bound_groups = self._forest_cut(time, slope, fixed), np.ones(self.groups, np.bool_)
+        bound, tight = self._forest_bound(slope, fixed)
+        time, bound_groups = max(1, math.ceil(bound)), np.ones(self.groups, np.bool_)
         limit = self.capacity(time, slope, fixed)
         self._begin(given, limit)
         rounds = _FIRST_ROUNDS
@@ -137,7 +136,8 @@ class Solver:
             grown = self.capacity(time, slope, fixed)
             self.residual[self._resource] += grown - limit
             limit = grown
-        return Solution(time, bound, self._carried(self._member), tight, bound_groups)
+        given = self._carried(self._member)
+        return Solution(time, bound, given, tight & (slope > 0), bound_groups)
 
     def _step(
         self, rounds: int, slope: Integers, fixed: Integers
@@ -233,17 +233,17 @@ class Solver:
             raise Stuck(np.flatnonzero(groups))
         return Fraction(held, rate)
 
-    def _forest_bound(self, slope: Integers, fixed: Integers) -> Fraction:
-        """Return a bound of T* that holds even if any member could write any byte."""
-        bound = Fraction(0)
+    def _forest_bound(self, slope: Integers, fixed: Integers) -> tuple[Fraction, Flags]:
+        """Return a bound of T* that holds even if any member could write any byte, and its cut."""
+        bound, best = Fraction(0), np.zeros(self.kinds, np.bool_)
         while True:
             cut = self._forest_cut(max(1, math.ceil(bound)), slope, fixed)
             if not (rate := int(slope[cut].sum())):
-                return bound
+                return bound, best
             further = Fraction(self.total - int(fixed[cut].sum()), rate)
             if further <= bound:
-                return bound
-            bound = further
+                return bound, best
+            bound, best = further, cut
 
     def _forest_cut(self, time: int, slope: Integers, fixed: Integers) -> Flags:
         """Return the resources that carry least of those that part all leaves from all roots."""

@@ -29,6 +29,10 @@ class Unit(Enum):
     NVME = "nvme"
     GPU_SWITCH = "gpu-switch"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Unit:
+        raise UnsupportedError(f"{value!r} is none of {', '.join(unit.value for unit in cls)}")
+
 
 @dataclass(frozen=True, eq=False)
 class Placement:

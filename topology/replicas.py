@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -54,6 +54,9 @@ class ReplicaSets:
 
     def __getitem__(self, index: int) -> Integers:
         return self.ranks[self.begin[index] : self.begin[index + 1]]
+
+    def __iter__(self) -> Iterator[Integers]:
+        return (self[i] for i in range(len(self)))
 
     @property
     def sizes(self) -> Integers:

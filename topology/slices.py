@@ -172,6 +172,11 @@ class Slices:
             Joined(*(part.atom_names for part in every)),
         )
 
+    def on(self, sets: ReplicaSets) -> Slices:
+        """Return the same slices held by other sets of ranks, one in place of each of these."""
+        atoms = self.atom_begin, self.rows, self.row_bytes, self.atom_names
+        return Slices(self.names, sets, self.set_of, *atoms)
+
     def __len__(self) -> int:
         return len(self.set_of)
 

@@ -66,9 +66,9 @@ def states(draw, ranks, most=6, unique=True):
 
 
 @st.composite
-def questions(draw, **how):
+def questions(draw, most=6, unique=True):
     placement = draw(placements())
-    return Question(draw(states(placement.ranks, **how)), placement)
+    return Question(draw(states(placement.ranks, most, unique)), placement)
 
 
 def check_plan(plan: WriterPlan, copies: int = 1, apart: Unit = Unit.MACHINE) -> None:

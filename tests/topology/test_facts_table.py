@@ -21,7 +21,7 @@ def tensors(hidden, layers, tp, vocab=0, states=(2, 4, 4, 4)) -> int:
     square = hidden * hidden
     parameters += layers * ((3 * square + 3 * hidden + square + 8 * square + 4 * hidden) // tp)
     parameters += layers * 6 * hidden
-    return parameters * sum(states)
+    return int(parameters * sum(states))
 
 
 def grid(tp, pp, dp, order="tp-dp-pp"):

@@ -226,7 +226,7 @@ def test_rounding_moves_a_share_by_a_block_at_most(question: Question) -> None:
     flat = [Slice(part.name, part.replicas, size(part)) for part in question.slices]
     fine, coarse = (plan_writers(flat, question.placement, block=block) for block in (1, 1 << 20))
     for name in fine.slices.names:
-        shares = [{}, {}]
+        shares: list[dict[int, int]] = [{}, {}]
         for share, plan in zip(shares, (fine, coarse), strict=True):
             for piece in plan.pieces_in(name):
                 share[piece.rank] = share.get(piece.rank, 0) + piece.nbytes

@@ -4,6 +4,8 @@ There, a writer's index came from ``rank // ranks_per_resource``: half of the by
 layout, a ZeroDivisionError raised on another. Here an index is a place among the sorted writers.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from tensorspill.topology.grid import ParallelLayout
 from tensorspill.topology.model_state import model_state
 from tensorspill.topology.placement import Placement, Unit
 from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.selection import select_writers
+from tensorspill.topology.selection import WriterShare, select_writers
 from tensorspill.topology.slices import Slice, Slices
 from tests.topology.plans import check_plan
 
@@ -35,7 +37,7 @@ def check(slices: Slices, placement: Placement, unit: Unit) -> None:
     check_plan(plan)
     assert int(plan.written.sum()) == int(slices.nbytes.sum())
     chosen = select_writers(slices, placement, unit)
-    shares: dict[str, list] = {name: [] for name in slices.names}
+    shares: dict[str, list[WriterShare]] = {name: [] for name in slices.names}
     for rank in range(placement.ranks):
         for name, share in chosen.of(rank).items():
             shares[name].append(share)
@@ -191,7 +193,9 @@ def test_infeasible_asks_name_slice_and_resource() -> None:
         plan_writers([Slice("empty", [], 10)], placement)
     with pytest.raises(UnsupportedError, match="no resource 'node9'"):
         plan_writers([Slice("a", [0], 10)], placement, exclude=["node9"])
-    for wrong in ({"copies": 0}, {"block": 0}, {"min_chunk": -1}, {"max_writers": 0}):
+    limits: list[dict[str, Any]]
+    limits = [{"copies": 0}, {"block": 0}, {"min_chunk": -1}, {"max_writers": 0}]
+    for wrong in limits:
         with pytest.raises(UnsupportedError):
             plan_writers([Slice("a", [0], 10)], placement, **wrong)
 

@@ -113,6 +113,7 @@ def _as_json(plan: WriterPlan, rank: int | None) -> dict[str, Any]:
         "writers": [{"rank": rank, "nbytes": int(plan.written[rank])} for rank in plan.writers],
         "bottlenecks": list(bottlenecks(plan)),
         "notes": list(plan.placement.notes),
+        # Each byte once, whatever the plan's copies.
         "alternatives": {
             other.rule: {
                 "makespan_s": other.makespan_s,

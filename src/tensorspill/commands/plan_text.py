@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from rich import box
@@ -17,6 +17,8 @@ from tensorspill.topology.plan import WriterPlan
 __all__ = ["explain", "show"]
 
 _BAR = 28
+#: Columns of a terminal that take the whole tables.
+_WIDE = 80
 #: Resources of a kind that are busy alike share one bar; no kind has more bars than this.
 _BARS = 6
 _PIECES = 24
@@ -69,22 +71,32 @@ def _seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
 
 
-def _show_rules(console: Console, plan: WriterPlan) -> None:
+def _table(titles: Sequence[str]) -> Table:
+    """Return a table of a first column, figures, and a last column that may be left out."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("rule")
-    for title in ("time", "x T*", "writers"):
+    table.add_column(titles[0], no_wrap=True)
+    for title in titles[1:]:
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("what it does")
+    return table
+
+
+def _show_rules(console: Console, plan: WriterPlan) -> None:
+    wide = console.width >= _WIDE
+    table = _table(["rule", "time", "x T*", *(["writers"] if wide else [])])
+    if wide:
+        table.add_column("what it does")
     bound = max(plan.lower_bound_s, 1e-9)
-    span, writers = plan.makespan_s, len(plan.writers)
-    table.add_row("[bold]this plan[/]", *_figures(span, bound, writers), "by what each can write")
+    ours = _figures(plan.makespan_s, bound, len(plan.writers))
+    rows = [("[bold]this plan[/]", *ours, "as much each as it can write")]
+    once = ", one copy only" if dict(plan.options)["copies"] > 1 else ""
     for other in alternatives(plan.slices, plan.placement):
         if other.makespan_s is None:
-            table.add_row(other.rule, "-", "-", "-", escape(other.why_not))
+            rows.append((other.rule, "-", "-", "-", escape(other.why_not)))
         else:
-            table.add_row(
-                other.rule, *_figures(other.makespan_s, bound, other.writers), other.meaning
-            )
+            figures = _figures(other.makespan_s, bound, other.writers)
+            rows.append((other.rule, *figures, other.meaning + once))
+    for row in rows:
+        table.add_row(*(row if wide else row[:3]))
     console.print(table)
 
 
@@ -93,17 +105,18 @@ def _figures(span: float, bound: float, writers: int) -> tuple[str, str, str]:
 
 
 def _show_load(console: Console, plan: WriterPlan) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("resource")
-    for title in ("count", "rate", "load of each"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("busy", no_wrap=True, width=_BAR + 5)
-    for row in _rows(plan):
-        table.add_row(*row)
+    """Print a bar for resources that are about equally busy; on a narrow terminal, a figure."""
+    wide = console.width >= _WIDE
+    table = _table(["resource", "count", *(["rate", "load of each"] if wide else [])])
+    bar = _BAR if wide else max(console.width - 46, 0)
+    table.add_column("busy", no_wrap=True, min_width=bar + 5)
+    for label, count, rate, load, (most, tight) in _rows(plan):
+        shown = (label, count, rate, load) if wide else (label, count)
+        table.add_row(*shown, _bar(most, tight, bar))
     console.print(table)
 
 
-def _rows(plan: WriterPlan) -> Iterator[tuple[str, str, str, str, str]]:
+def _rows(plan: WriterPlan) -> Iterator[tuple[str, str, str, str, tuple[float, bool]]]:
     """Yield a row for resources of one kind and rate that are about equally busy."""
     forest, span = plan.placement.forest, float(plan.makespan) or 1.0
     kinds = _kinds(plan)
@@ -124,15 +137,15 @@ def _rows(plan: WriterPlan) -> Iterator[tuple[str, str, str, str, str]]:
 
 def _row(
     plan: WriterPlan, kind: str, group: list[int], busy: np.ndarray
-) -> tuple[str, str, str, str, str]:
+) -> tuple[str, str, str, str, tuple[float, bool]]:
     forest = plan.placement.forest
     label = forest.names[group[0]] if len(group) == 1 else kind
     rates = forest.capacity[group]
-    rate = "excluded" if not rates.any() else f"{_span(rates / 1000)} GB/s"
+    rate = f"{_span(rates / 1000)} GB/s" if rates.any() else "excluded"
+    label = label if rates.any() else f"{label} (excluded)"
     load = f"{size_text(float(plan.load[group].mean()))}"
-    most = float(busy[group].max())
-    tight = bool(plan.tight[group].any())
-    return escape(label), f"{len(group):,}", rate, load, _bar(most, tight)
+    how = float(busy[group].max()), bool(plan.tight[group].any())
+    return escape(label), f"{len(group):,}", rate, load, how
 
 
 def _span(values: np.ndarray) -> str:
@@ -140,10 +153,10 @@ def _span(values: np.ndarray) -> str:
     return f"{low:.3g}" if low == high else f"{low:.3g}-{high:.3g}"
 
 
-def _bar(part: float, tight: bool) -> str:
-    full = min(round(part * _BAR), _BAR)
+def _bar(part: float, tight: bool, width: int) -> str:
+    full = min(round(part * width), width)
     style = "bold red" if tight else "green"
-    return f"[{style}]{'█' * full}[/][dim]{'·' * (_BAR - full)}[/] {part:4.0%}"
+    return f"[{style}]{'█' * full}[/][dim]{'·' * (width - full)}[/] {part:4.0%}"
 
 
 def _kinds(plan: WriterPlan) -> list[str]:
@@ -165,9 +178,10 @@ def explain(plan: WriterPlan, rank: int, console: Console | None = None) -> None
     console.print(escape(f"Why: {why.text}."))
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("its bytes pass")
-    table.add_column("busy", no_wrap=True, width=_BAR + 5)
+    table.add_column("busy", no_wrap=True)
+    bar = _BAR if console.width >= _WIDE else max(console.width - 46, 0)
     for name, part in why.busy:
-        table.add_row(escape(name), _bar(part, name == why.bottleneck and part >= 0.995))
+        table.add_row(escape(name), _bar(part, name == why.bottleneck and part >= 0.995, bar))
     console.print(table)
     _show_pieces(console, plan, rank)
 
