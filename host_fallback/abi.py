@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorspill.errors import UnsupportedError
 
-__all__ = ["EVENT", "IOCB", "PREAD", "PWRITE", "SystemCalls", "system_calls"]
+__all__ = ["EVENT", "IOCB", "PREAD", "PREADV", "PWRITE", "PWRITEV", "SystemCalls", "system_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,9 @@ IOCB = np.dtype(
 #: ``struct io_event``: `data` of the iocb, its address, and the result (bytes, or -errno).
 EVENT = np.dtype([("data", "u8"), ("iocb", "u8"), ("res", "i8"), ("res2", "i8")])
 
-#: ``IOCB_CMD_PREAD`` and ``IOCB_CMD_PWRITE``.
+#: ``IOCB_CMD_PREAD`` and ``IOCB_CMD_PWRITE``, and ``IOCB_CMD_PREADV`` and ``IOCB_CMD_PWRITEV``.
 PREAD, PWRITE = 0, 1
+PREADV, PWRITEV = 7, 8
 
 
 def system_calls(machine: str | None = None) -> SystemCalls:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-from tensorspill.host_fallback.abi import PREAD, PWRITE
+from tensorspill.host_fallback.abi import PREAD, PREADV, PWRITE, PWRITEV
 from tensorspill.host_fallback.layout import Path
 from tensorspill.host_fallback.operation import count, settle, stopped, synchronous, tables
-from tensorspill.host_fallback.ring_state import ENDED, FREE, FREE_STAGING, PENDING
+from tensorspill.host_fallback.ring_state import ENDED, FREE, FREE_STAGING, PENDING, VECTORS
 from tensorspill.pool.jit import compiled
 
 __all__ = ["IOCB_BYTES", "complete", "fail", "fill_iocb", "note_end"]
@@ -16,6 +16,9 @@ __all__ = ["IOCB_BYTES", "complete", "fail", "fill_iocb", "note_end"]
 _EINTR, _EAGAIN = errno.EINTR, errno.EAGAIN
 _EINVAL, _EOPNOTSUPP = errno.EINVAL, errno.EOPNOTSUPP
 _REFUSED = int(Path.REFUSED)
+
+#: Bytes of a ``struct iovec``.
+_IOVEC_BYTES = 16
 
 #: Bytes of an `IOCB`, as a plain integer for compiled code.
 IOCB_BYTES = 64
@@ -35,8 +38,14 @@ def fill_iocb(ring: Any, number: int, fd: int) -> None:
     """Describe a slot to the kernel and list it for submission."""
     slot, iocb = ring.slots[number], ring.iocbs[number]
     iocb.data, iocb.fd = number, fd
-    iocb.opcode = PWRITE if slot.write else PREAD
-    iocb.addr, iocb.nbytes, iocb.offset = slot.addr, slot.nbytes, slot.offset
+    iocb.offset = slot.offset
+    if slot.pieces == 1:
+        iocb.opcode = PWRITE if slot.write else PREAD
+        iocb.addr, iocb.nbytes = slot.addr, slot.nbytes
+    else:
+        iocb.opcode = PWRITEV if slot.write else PREADV
+        iocb.addr = ring.vectors.ctypes.data + number * VECTORS * _IOVEC_BYTES
+        iocb.nbytes = slot.pieces
     ring.pending[ring.state[PENDING]] = ring.iocbs.ctypes.data + number * IOCB_BYTES
     ring.state[PENDING] += 1
 
@@ -71,11 +80,42 @@ def advance(ring: Any, number: int, done: int, fd: int) -> None:
     slot = ring.slots[number]
     requests, _ = tables(ring, slot.job)
     count(ring, slot.job, slot.path, settle(requests, slot, done), done)
-    slot.addr += done
     slot.offset += done
     slot.nbytes -= done
     slot.want -= done
+    _drop_pieces(ring, number, done)
     fill_iocb(ring, number, fd)
+
+
+@compiled
+def _drop_pieces(ring: Any, number: int, done: int) -> None:
+    """Take the first `done` bytes off an operation's pieces of memory; some must remain."""
+    slot, vectors = ring.slots[number], ring.vectors[number]
+    first = 0
+    while done >= vectors[first, 1]:
+        done -= vectors[first, 1]
+        first += 1
+    slot.pieces -= first
+    for i in range(slot.pieces):
+        vectors[i, 0], vectors[i, 1] = vectors[first + i, 0], vectors[first + i, 1]
+    vectors[0, 0] += done
+    vectors[0, 1] -= done
+    slot.addr = vectors[0, 0]
+
+
+@compiled
+def _through_page_cache(ring: Any, number: int, fd: int) -> int:
+    """Move what an operation wants by pread or pwrite; return 0 or an errno."""
+    slot, vectors = ring.slots[number], ring.vectors[number]
+    offset, left = slot.offset, slot.want
+    for i in range(slot.pieces):
+        length = min(left, vectors[i, 1])
+        code = synchronous(fd, slot.write != 0, vectors[i, 0], offset, length)
+        if code:
+            return code
+        offset += length
+        left -= length
+    return 0
 
 
 @compiled
@@ -101,7 +141,7 @@ def complete(ring: Any, number: int, res: int) -> None:
         code = -res
         if refused or res >= 0:
             path = _REFUSED
-            code = synchronous(file.buffered, slot.write != 0, slot.addr, begin, want)
+            code = _through_page_cache(ring, number, file.buffered)
         if code:
             # Name the callers' bytes and not the blocks around them.
             stop = begin + want

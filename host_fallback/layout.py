@@ -73,7 +73,8 @@ SEGMENT = np.dtype(
     ]
 )
 
-#: An operation under way. `want` is how many of `nbytes` must be moved for success; `staging` is
+#: An operation under way, of one or more `pieces` of memory (see `Ring.vectors`), the first at
+#: `addr`. `want` is how many of `nbytes` must be moved for success; `staging` is
 #: -1 or the staging block; copying begins at `request` and ends at `last`.
 SLOT = np.dtype(
     [
@@ -81,6 +82,7 @@ SLOT = np.dtype(
         ("path", "i4"),
         ("file", "i4"),
         ("write", "i4"),
+        ("pieces", "i8"),
         ("staging", "i8"),
         ("addr", "i8"),
         ("offset", "i8"),

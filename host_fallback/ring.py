@@ -29,6 +29,7 @@ from tensorspill.host_fallback.ring_state import (
     HEAD,
     IN_FLIGHT,
     PENDING,
+    VECTORS,
 )
 from tensorspill.pool.jit import compiled
 
@@ -56,6 +57,15 @@ def _skip_requests(ring: Any, job: int, segment: Any, offset: int) -> None:
 
 
 @compiled
+def _step(row: Any, segment: Any, length: int) -> None:
+    """Move a job's cursor behind `length` bytes of its segment."""
+    row.position += length
+    if row.position >= segment.nbytes:
+        row.segment += 1
+        row.position = 0
+
+
+@compiled
 def _queue_block(ring: Any, job: int, segment: Any, length: int) -> None:
     """Put the next block of a direct or staged segment into a slot, ready to be submitted."""
     row = ring.jobs[job]
@@ -78,9 +88,39 @@ def _queue_block(ring: Any, job: int, segment: Any, length: int) -> None:
         slot.request, slot.last = row.request, segment.last
         if segment.write:
             copy(requests, slot, length)
+    slot.pieces = 1
+    ring.vectors[number, 0, 0], ring.vectors[number, 0, 1] = slot.addr, length
+    _step(row, segment, length)
+    if segment.mode == _DIRECT:
+        _join_pieces(ring, job, number)
     started(ring, segment.path)
     fill_iocb(ring, number, files[segment.file].direct)
     row.in_flight += 1
+
+
+@compiled
+def _join_pieces(ring: Any, job: int, number: int) -> None:
+    """Let a direct block go on with the segments behind it in the file, up to the block's size.
+
+    One operation of several tensors costs a drive less than one for each, and needs no copy.
+    """
+    row, slot = ring.jobs[job], ring.slots[number]
+    segments = carray(libc.at(row.segments), row.n_segments, SEGMENT)
+    while slot.nbytes < ring.block and slot.pieces < VECTORS and row.segment < row.n_segments:
+        segment = segments[row.segment]
+        follows = segment.offset == slot.offset + slot.nbytes
+        if segment.mode != _DIRECT or segment.file != slot.file or not follows:
+            break
+        if segment.write != slot.write:
+            break
+        length = min(ring.block - slot.nbytes, segment.nbytes)
+        ring.vectors[number, slot.pieces, 0] = segment.addr
+        ring.vectors[number, slot.pieces, 1] = length
+        slot.pieces += 1
+        slot.nbytes += length
+        slot.want += length
+        slot.useful = segment.useful
+        _step(row, segment, length)
 
 
 @compiled
@@ -131,14 +171,11 @@ def _fill(ring: Any) -> bool:
         buffered = segment.mode == _BUFFERED
         if buffered:
             _buffered_block(ring, job, segment, length)
+            _step(row, segment, length)
         elif state[FREE] == 0 or (segment.mode != _DIRECT and state[FREE_STAGING] == 0):
             return True
         else:
             _queue_block(ring, job, segment, length)
-        row.position += length
-        if row.position >= segment.nbytes:
-            row.segment += 1
-            row.position = 0
         if buffered and state[IN_FLIGHT] + state[PENDING] + state[ENDED] > 0:
             return False
     return True

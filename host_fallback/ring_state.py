@@ -21,6 +21,7 @@ __all__ = [
     "IN_FLIGHT",
     "JOBS",
     "PENDING",
+    "VECTORS",
     "Ring",
     "new_ring",
 ]
@@ -30,6 +31,9 @@ FREE, FREE_STAGING, IN_FLIGHT, PENDING, HEAD, COUNT, ENDED, STATE_FIELDS = range
 
 #: Jobs that a ring works on at a time; more wait with the owner.
 JOBS = 64
+
+#: Pieces of memory that one operation may have; a piece is at least as large as what is packed.
+VECTORS = 64
 
 #: How long to wait for a completion while the queue has room, in nanoseconds.
 PATIENCE = 2_000_000
@@ -50,6 +54,8 @@ class Ring(NamedTuple):
         Address of the staging blocks, each of `block` bytes.
     iocbs, events, slots : ndarray
         One `IOCB`, `EVENT` and `SLOT` for each operation that may be under way.
+    vectors : ndarray of int64
+        ``[slot, piece, (address, bytes)]``: an ``iovec`` for each piece of memory of an operation.
     pending : ndarray of int64
         Addresses of iocbs to submit, the first ``state[PENDING]``.
     free, free_staging, order, ended : ndarray of int64
@@ -73,6 +79,7 @@ class Ring(NamedTuple):
     iocbs: Array
     events: Array
     slots: Array
+    vectors: Array
     pending: Array
     free: Array
     free_staging: Array
@@ -98,6 +105,7 @@ def new_ring(context: int, block_bytes: int, depth: int) -> Ring:
         iocbs=np.zeros(depth, IOCB),
         events=np.zeros(depth, EVENT),
         slots=np.zeros(depth, SLOT),
+        vectors=np.zeros((depth, VECTORS, 2), "i8"),
         pending=np.zeros(depth, "i8"),
         free=np.arange(depth, dtype="i8"),
         free_staging=np.zeros(depth, "i8"),

@@ -96,6 +96,30 @@ def _lay_out(batch, contents, exclusive) -> tuple[list[int], bytes]:
     return offsets, bytes(image)
 
 
+@given(
+    pages=st.lists(st.integers(1, 180), min_size=2, max_size=10),
+    shift=st.sampled_from([0, 0, 512, 64]),
+)
+def test_aligned_neighbours(shared_engine: Engine, pages, shift):
+    """Tensors of whole pages, one behind another in the file but not in memory."""
+    name = next(names)
+    contents = [random_bytes(count * 4096, shift) for count in pages]
+    offsets = [sum(pages[:i]) * 4096 for i in range(len(pages))]
+    with shared_engine.open(name, "w", size=sum(pages) * 4096) as file:
+        shared_engine.submit(
+            [Request(c, file, at, write=True) for c, at in zip(contents, offsets, strict=True)]
+        ).result()
+        destinations = [poisoned(content.numel(), shift) for content in contents]
+        record = shared_engine.submit(
+            [Request(d, file, at) for d, at in zip(destinations, offsets, strict=True)]
+        ).result()
+    assert record.nbytes == sum(pages) * 4096
+    assert all(map(torch.equal, destinations, contents))
+    assert all(map(guards_intact, destinations))
+    assert Path(shared_engine.folder, name).read_bytes() == torch.cat(contents).numpy().tobytes()
+    shared_engine.remove(name)
+
+
 @given(nbytes=st.integers(1, 20_000), offset=st.integers(0, 20_000), shift=shifts)
 def test_neighbours_in_a_block_survive_a_write(shared_engine: Engine, nbytes, offset, shift):
     name = next(names)

@@ -171,6 +171,50 @@ def test_operations_that_fall_short_are_gone_on_with(synchronous, direct, shift,
         engine.remove("x")
 
 
+def _neighbours(file, way: bool) -> tuple[list[torch.Tensor], list[Request]]:
+    """Return tensors of whole pages that lie one behind another in the file, and requests."""
+    pages = [33, 47, 40, 35]
+    make = random_bytes if way else poisoned
+    tensors = [make(count * 4 * KIB) for count in pages]
+    offsets = [sum(pages[:i]) * 4 * KIB for i in range(len(pages))]
+    return tensors, [
+        Request(tensor, file, offset, write=way)
+        for tensor, offset in zip(tensors, offsets, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("shorten", [4096, 5000, 40_000, 200_000])
+def test_operations_of_several_tensors_that_fall_short(synchronous, shorten):
+    synchronous.rules(Rule(op="write", shorten=shorten), Rule(op="read", shorten=shorten))
+    with aio(synchronous.folder, block_bytes=MIB) as engine:
+        with engine.open("x", "w") as file:
+            contents, requests = _neighbours(file, True)
+            engine.submit(requests).result()
+            back, requests = _neighbours(file, False)
+            engine.submit(requests).result()
+        assert all(map(torch.equal, back, contents))
+        assert all(map(guards_intact, back))
+        whole = torch.cat(contents).numpy().tobytes()
+        assert (synchronous.behind / "x").read_bytes() == whole
+        synchronous.rules()
+        engine.remove("x")
+
+
+def test_operations_of_several_tensors_that_are_refused(drive):
+    with aio(drive.folder, block_bytes=MIB) as engine, engine.open("x", "w", size=MIB) as file:
+        drive.rules(
+            Rule(op="write", direct=True, error=errno.EINVAL),
+            Rule(op="read", direct=True, error=errno.EINVAL),
+        )
+        contents, requests = _neighbours(file, True)
+        record = engine.submit(requests).result()
+        assert dict(record.by_path) == {"refused": record.nbytes}
+        back, requests = _neighbours(file, False)
+        engine.submit(requests).result()
+    assert all(map(torch.equal, back, contents))
+    assert all(map(guards_intact, back))
+
+
 @pytest.mark.parametrize("shorten", [511, 4096, 40_000])
 def test_asynchronous_reads_that_fall_short(engine: Engine, drive, shorten):
     content, back = random_bytes(300_001), poisoned(300_001)
