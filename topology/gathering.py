@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.affinity import Affinity, affinities
-from tensorspill.topology.discovery import discover
+from tensorspill.topology.discovery import device_of, discover
 from tensorspill.topology.launch import LaunchedRank, launched
-from tensorspill.topology.machine import Machine
+from tensorspill.topology.machine import Drive, Machine
 from tensorspill.topology.process import Process, current_process, visible_gpus
 from tensorspill.topology.rank_table import RankRecord, RankTable
 
@@ -25,6 +27,9 @@ def this_rank(
     machine: Machine | None = None,
     launch: LaunchedRank | None = None,
     process: Process | None = None,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    measure: bool = False,
 ) -> RankRecord:
     """Return this process's record.
 
@@ -32,6 +37,10 @@ def this_rank(
     ----------
     machine, launch, process
         What to go by; by default what is discovered here.
+    folder : path-like, optional
+        Where this rank will write; by default all NVMe drives of the machine are taken together.
+    measure : bool
+        Measure how fast `folder` can be written, unless that was done before.
 
     Raises
     ------
@@ -47,6 +56,7 @@ def this_rank(
     switch = None
     if near.gpu is not None:
         switch = machine.switch_of(machine.gpu(near.gpu))
+    storage, rate = _storage(machine, folder, measure)
     links = {bridge.name: bridge.link_mbps for bridge in machine.bridges}
     return RankRecord(
         rank=launch.rank,
@@ -59,7 +69,8 @@ def this_rank(
         nvme=near.drive,
         switch_mbps=links.get(switch) or None if switch else None,
         nic_mbps=nics.get(near.nic) or None if near.nic else None,
-        storage_mbps=_drives(machine),
+        storage=storage,
+        storage_mbps=rate,
     )
 
 
@@ -79,9 +90,24 @@ def _near(machine: Machine, launch: LaunchedRank, process: Process) -> Affinity:
     return affinities(machine, devices, process)[launch.local_rank]
 
 
-def _drives(machine: Machine) -> int | None:
-    """Return what the NVMe drives of a machine write together, or None if that is unknown."""
-    rates = [drive.write_mbps for drive in machine.drives if drive.kind == "nvme"]
+def _storage(
+    machine: Machine, folder: str | os.PathLike[str] | None, measure: bool
+) -> tuple[str | None, int | None]:
+    """Return what a folder is on and its rate."""
+    if folder is None:
+        return None, _together([drive for drive in machine.drives if drive.kind == "nvme"])
+    where = device_of(folder)
+    if measure:
+        from tensorspill.topology.probe import measured_write_mbps
+
+        return where.device or where.mount, measured_write_mbps(folder)
+    drives = [drive for drive in machine.drives if drive.name in where.drives]
+    return where.device or where.mount, _together(drives)
+
+
+def _together(drives: Sequence[Drive]) -> int | None:
+    """Return what drives write together, or None if that is unknown."""
+    rates = [drive.write_mbps for drive in drives]
     known = [rate for rate in rates if rate]
     return sum(known) if known and len(known) == len(rates) else None
 

@@ -1,5 +1,6 @@
 """Random questions to the planner, and the one helper that checks every invariant of an answer."""
 
+import itertools
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -78,10 +79,28 @@ def check_plan(plan: WriterPlan, copies: int = 1, apart: Unit = Unit.MACHINE) ->
     assert (plan.load[plan.placement.forest.capacity == 0] == 0).all()
     for number in range(len(slices)):
         check_slice(plan, number, copies, apart)
+    check_boxes(plan)
     assert plan.makespan >= plan.lower_bound
     written = [sum(p.nbytes for p in plan.pieces_of(rank)) for rank in range(plan.placement.ranks)]
     assert written == plan.written.tolist()
     assert plan.writers == tuple(rank for rank, nbytes in enumerate(written) if nbytes)
+
+
+def check_boxes(plan: WriterPlan) -> None:
+    """In rows of tensors as well, all is written once in each copy."""
+    rows: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
+    for rank in range(plan.placement.ranks):
+        for box in plan.boxes_of(rank):
+            rows.setdefault((box.slice, box.atom, box.copy), []).append((box.first, box.last))
+    found = 0
+    for (_, atom, _), ranges in rows.items():
+        ranges.sort()
+        assert ranges[0][0] == 0
+        assert all(one[1] == other[0] for one, other in itertools.pairwise(ranges))
+        number = list(plan.slices.atom_names).index(atom)
+        assert ranges[-1][1] == int(plan.slices.rows[number])
+        found += int(plan.slices.atom_bytes[number])
+    assert found == int(plan.written.sum())
 
 
 def check_slice(plan: WriterPlan, number: int, copies: int, apart: Unit) -> None:

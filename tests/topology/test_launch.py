@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from tensorspill.errors import BrokenError, UnsupportedError
+from tensorspill.topology.gathering import this_rank
 from tensorspill.topology.launch import LaunchedRank, launched
+from tensorspill.topology.machines import machine
 from tensorspill.topology.placement import Unit
 from tensorspill.topology.planner import plan_writers
+from tensorspill.topology.process import Process
 from tensorspill.topology.rank_table import RankRecord, RankTable
 from tensorspill.topology.slices import Slice
 
@@ -273,3 +276,24 @@ def test_two_hosts_under_torchrun(tmp_path: Path, two_hosts) -> None:
             agent.wait()
     assert [agent.returncode for agent in agents] == [0, 0], errors
     assert outcome(tmp_path, 4)[2:] == ["4", "2", "4"]
+
+
+def test_record_of_a_rank_on_a_known_machine(tmp_path: Path) -> None:
+    where = machine("dgx-h100")
+    records = [
+        this_rank(where, LaunchedRank(8 + local, 16, local, 8, 1, "torchrun"), Process())
+        for local in range(8)
+    ]
+    assert [r.rank for r in records] == list(range(8, 16))
+    for name in ("gpu", "nic", "nvme", "switch"):
+        assert len({getattr(r, name) for r in records}) == 8
+    assert [r.socket for r in records] == ["socket0"] * 4 + ["socket1"] * 4
+    assert {r.storage_mbps for r in records} == {32_000}
+    with pytest.raises(UnsupportedError, match="Rank 16 has no device"):
+        this_rank(where, LaunchedRank(16, 17, 8, 9, 1, "torchrun"), Process())
+
+
+def test_record_names_the_device_of_a_folder(tmp_path: Path) -> None:
+    here = this_rank(launch=LaunchedRank(0, 1, 0, 1, 0, "none"), folder=tmp_path)
+    assert here.storage
+    assert here.host
