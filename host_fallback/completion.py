@@ -9,7 +9,7 @@ from tensorspill.host_fallback.abi import PREAD, PREADV, PWRITE, PWRITEV
 from tensorspill.host_fallback.layout import Path
 from tensorspill.host_fallback.operation import count, settle, stopped, synchronous, tables
 from tensorspill.host_fallback.ring_state import ENDED, FREE, FREE_STAGING, PENDING, VECTORS
-from tensorspill.pool.jit import compiled
+from tensorspill.jit import compiled
 
 __all__ = ["IOCB_BYTES", "complete", "fail", "fill_iocb", "note_end"]
 

@@ -13,7 +13,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from tensorspill.pool.jit import compiled
+from tensorspill.jit import compiled
 
 __all__ = ["at", "errno", "memcpy", "memset", "nanoseconds", "pread", "pwrite", "syscall"]
 

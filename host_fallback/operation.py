@@ -11,7 +11,7 @@ from numba import carray
 from tensorspill.engine.batch import REQUEST
 from tensorspill.host_fallback import libc
 from tensorspill.host_fallback.layout import FILE
-from tensorspill.pool.jit import compiled
+from tensorspill.jit import compiled
 
 __all__ = ["copy", "count", "settle", "started", "stopped", "synchronous", "tables"]
 

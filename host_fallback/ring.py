@@ -31,7 +31,7 @@ from tensorspill.host_fallback.ring_state import (
     PENDING,
     VECTORS,
 )
-from tensorspill.pool.jit import compiled
+from tensorspill.jit import compiled
 
 __all__ = ["FATAL", "IDLE", "JOB_ENDED", "WAKE", "pump"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tensorspill.host_fallback.layout import Mode, Path
-from tensorspill.pool.jit import compiled
+from tensorspill.jit import compiled
 
 __all__ = ["PACK_BELOW", "cut"]
 

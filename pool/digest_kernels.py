@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tensorspill.pool.jit import compiled
+from tensorspill.jit import compiled
 
 __all__ = ["sum_words"]
 

@@ -19,16 +19,16 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-import tensorspill
-
 __all__ = ["cache_folder", "compiled"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 log = logging.getLogger(__name__)
 
-#: Sub-packages with kernels, or with the layouts that kernels are compiled for.
-_SOURCES = ("engine", "host_fallback", "pool")
+#: Folders with kernels, or with the layouts that kernels are compiled for. Those of the planner
+#: share nothing with the others.
+_HOST = ("engine", "host_fallback", "pool")
+_PLANNER = ("topology/solver",)
 _deciding = threading.Lock()
 
 
@@ -38,7 +38,8 @@ def compiled(function: Function) -> Function:
     A second process loads the machine code from `cache_folder` in milliseconds. Where there is
     none, each process compiles anew, and a warning says so once.
     """
-    folder = cache_folder()
+    planner = function.__module__.startswith("tensorspill.topology.")
+    folder = cache_folder(_PLANNER if planner else _HOST)
     if folder is None:
         return cast(Function, numba.njit(function, nogil=True))
     with _deciding:
@@ -49,22 +50,29 @@ def compiled(function: Function) -> Function:
             numba.config.CACHE_DIR = before
 
 
-@functools.cache
-def cache_folder() -> str | None:
-    """Return the folder for machine code, or None if no place for one is writable.
+def cache_folder(sources: tuple[str, ...] = _HOST) -> str | None:
+    """Return the folder for machine code of some sources, or None if no place is writable.
 
     It is below ``NUMBA_CACHE_DIR`` if that is set, else beside the sources, else below the user's
     cache folder.
     """
-    name = f"tensorspill-{_fingerprint()}"
+    place = _place()
+    if place is None:
+        return None
+    folder = os.path.join(place, f"tensorspill-{_fingerprint(sources)}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
+
+
+@functools.cache
+def _place() -> str | None:
     for place in _places():
-        folder = os.path.join(place, name)
         try:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
+            os.makedirs(place, mode=0o700, exist_ok=True)
+            tempfile.TemporaryFile(dir=place).close()
         except OSError:
             continue
-        return folder
+        return place
     log.warning(
         "No writable place to cache compiled kernels: every process compiles them anew, which "
         "takes some seconds. Set NUMBA_CACHE_DIR to a writable folder"
@@ -80,10 +88,11 @@ def _places() -> Iterator[str]:
     yield os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 
 
-def _fingerprint() -> str:
+@functools.cache
+def _fingerprint(sources: tuple[str, ...]) -> str:
     """Return a digest of all sources that compiled code depends on."""
     package = Path(tensorspill.__file__).parent
     digest = hashlib.blake2b(digest_size=8)
-    for source in sorted(path for name in _SOURCES for path in (package / name).glob("*.py")):
+    for source in sorted(path for name in sources for path in (package / name).glob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()

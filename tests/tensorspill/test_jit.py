@@ -9,7 +9,7 @@ SCRIPT = """
     import logging, sys
     logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
     from tensorspill.pool import digest
-    from tensorspill.pool.jit import cache_folder
+    from tensorspill.jit import cache_folder
     print(digest(b"some bytes"), cache_folder())
 """
 
