@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.forest import MAX_CAPACITY
+from tensorspill.topology.solver.forest import MAX_CAPACITY
 
 __all__ = ["Capacities"]
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.forest import Integers
 from tensorspill.topology.replicas import ReplicaSets
+from tensorspill.topology.solver.arrays import Integers
 
 __all__ = ["ParallelLayout", "RankGrid", "equal_groups", "explicit_groups"]
 

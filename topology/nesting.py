@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.forest import Forest, Integers
 from tensorspill.topology.sequences import Joined
+from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.solver.forest import Forest
 
 __all__ = ["Level", "nest"]
 

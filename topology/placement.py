@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.forest import Forest, Integers
 from tensorspill.topology.nesting import Level, nest
 from tensorspill.topology.sequences import Named
+from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.solver.forest import Forest
 
 __all__ = ["Placement", "Unit", "level", "streams"]
 

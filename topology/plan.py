@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorspill.topology.forest import Forest, Integers
-from tensorspill.topology.newton import Flags
 from tensorspill.topology.pieces import Pieces
 from tensorspill.topology.placement import Placement
 from tensorspill.topology.slices import Slices
+from tensorspill.topology.solver.arrays import Flags, Integers
+from tensorspill.topology.solver.forest import Forest
 
 if TYPE_CHECKING:
     from tensorspill.topology.explain import Reason

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology import limits
-from tensorspill.topology.demand import Demand
-from tensorspill.topology.forest import Forest, Integers
-from tensorspill.topology.newton import Flags, Solution, Stuck
 from tensorspill.topology.pieces import Lines, Pieces
 from tensorspill.topology.placement import Placement, Unit
 from tensorspill.topology.plan import WriterPlan
 from tensorspill.topology.replicas import ReplicaSets
 from tensorspill.topology.selection import select_writers
 from tensorspill.topology.slices import MAX_BYTES, Slice, Slices
+from tensorspill.topology.solver import limits
+from tensorspill.topology.solver.arrays import Flags, Integers
+from tensorspill.topology.solver.demand import Demand
+from tensorspill.topology.solver.forest import Forest
+from tensorspill.topology.solver.newton import Solution, Stuck
 
 __all__ = ["BLOCK", "plan_writers"]
 
@@ -189,7 +190,7 @@ def _why(forest: Forest, ranks: Sequence[int]) -> str:
 
 
 def _solve(ask: _Question, demand: Demand, line_of: Integers) -> Solution:
-    from tensorspill.topology.balance import solve
+    from tensorspill.topology.solver.balance import solve
 
     try:
         return solve(demand, ask.forest)

@@ -15,9 +15,9 @@ import numpy as np
 
 from tensorspill.errors import BrokenError, UnsupportedError
 from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.forest import Integers
 from tensorspill.topology.nesting import Level
 from tensorspill.topology.placement import Placement, Unit, streams
+from tensorspill.topology.solver.arrays import Integers
 
 __all__ = ["RankRecord", "RankTable"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.forest import Integers
+from tensorspill.topology.solver.arrays import Integers
 
 __all__ = ["ReplicaSets"]
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.forest import Integers
 from tensorspill.topology.replicas import ReplicaSets
 from tensorspill.topology.sequences import Joined
+from tensorspill.topology.solver.arrays import Integers
 
 __all__ = ["MAX_BYTES", "Atom", "Slice", "Slices"]
 

@@ -6,12 +6,12 @@ import pytest
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.capacities import Capacities
 from tensorspill.topology.cluster_placement import STORAGE, place_on
-from tensorspill.topology.forest import Forest
 from tensorspill.topology.machines import cluster, names
 from tensorspill.topology.nesting import Level, nest
 from tensorspill.topology.placement import Placement, Unit
 from tensorspill.topology.planner import plan_writers
 from tensorspill.topology.slices import Slice
+from tensorspill.topology.solver.forest import Forest
 from tests.topology.plans import check_plan
 
 

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 
-from tensorspill.topology.demand import Demand
-from tensorspill.topology.forest import Forest, Integers
+from tensorspill.topology.solver.arrays import Flags, Integers
+from tensorspill.topology.solver.demand import Demand
+from tensorspill.topology.solver.forest import Forest
 
-__all__ = ["Flags", "Solution", "Solver", "Stuck"]
-
-Flags = npt.NDArray[np.bool_]
+__all__ = ["Solution", "Solver", "Stuck"]
 
 _ENDLESS = 1 << 61
 #: Rounds of a preflow that does not end sooner, before a bound is taken from it as it is.
@@ -77,7 +75,7 @@ class Solver:
         self._connect()
 
     def _connect(self) -> None:
-        from tensorspill.topology.flow_kernels import adjacency
+        from tensorspill.topology.solver.flow_kernels import adjacency
 
         demand, forest, first = self.demand, self.forest, self.first_resource
         groups = np.repeat(np.arange(self.groups), np.diff(demand.begin))
@@ -143,7 +141,7 @@ class Solver:
         self, rounds: int, slope: Integers, fixed: Integers
     ) -> tuple[Fraction, Flags, Flags] | None:
         """Push excess on; return None if none is left, else a bound with its cut and its groups."""
-        from tensorspill.topology.flow_kernels import best_level, maximise
+        from tensorspill.topology.solver.flow_kernels import best_level, maximise
 
         if self.domains:  # levels are made for networks without domains only
             rounds = _ENDLESS

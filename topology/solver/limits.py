@@ -11,8 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.demand import Demand
-from tensorspill.topology.forest import Forest, Integers
+from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.solver.demand import Demand
+from tensorspill.topology.solver.forest import Forest
 
 __all__ = ["keep_chunks", "most_writers", "restrict"]
 
@@ -32,7 +33,7 @@ def most_writers(
 
 def restrict(demand: Demand, forest: Forest, most: Integers) -> Demand:
     """Return the demand with at most so many members for each group."""
-    from tensorspill.topology.share_kernels import choose
+    from tensorspill.topology.solver.share_kernels import choose
 
     if (np.diff(demand.begin) <= most).all():
         return demand

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorspill.topology.compiling import Array, compiled
+from tensorspill.jit import compiled
+from tensorspill.topology.solver.arrays import Array
 
 __all__ = ["choose", "share"]
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorspill.topology.forest import Forest, Integers
-from tensorspill.topology.spread import rate, spread
+from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.solver.forest import Forest
+from tensorspill.topology.solver.spread import rate, spread
 
 __all__ = ["Demand", "first_guess"]
 

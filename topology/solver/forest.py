@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorspill.errors import UnsupportedError
+from tensorspill.topology.solver.arrays import Flags, Integers
 
-__all__ = ["MAX_CAPACITY", "Forest", "Integers"]
-
-Integers = npt.NDArray[np.int64]
+__all__ = ["MAX_CAPACITY", "Forest"]
 
 #: The largest capacity in MB/s; products of two capacities then fit into 62 bits.
 MAX_CAPACITY = 1 << 31
@@ -103,7 +102,7 @@ class Forest:
         return paths
 
     @cached_property
-    def alive(self) -> npt.NDArray[np.bool_]:
+    def alive(self) -> Flags:
         """Whether bytes can pass through each resource and all above it."""
         alive = self.capacity > 0
         for level in self.levels[1:]:

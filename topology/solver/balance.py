@@ -14,9 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tensorspill.topology.demand import Demand, first_guess
-from tensorspill.topology.forest import Forest, Integers
-from tensorspill.topology.newton import Solution, Solver
+from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.solver.demand import Demand, first_guess
+from tensorspill.topology.solver.forest import Forest
+from tensorspill.topology.solver.newton import Solution, Solver
 
 __all__ = ["solve"]
 
@@ -82,7 +83,7 @@ def _whole(given: Integers, begin: Integers, shift: int) -> Integers:
 
 def _share(demand: Demand, forest: Forest, given: Integers, limit: Integers, sweeps: int) -> None:
     """Even out `given` in place, within the limits."""
-    from tensorspill.topology.share_kernels import share
+    from tensorspill.topology.solver.share_kernels import share
 
     at_leaf = np.zeros(len(forest.capacity), np.int64)
     np.add.at(at_leaf, demand.leaf, given)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensorspill.topology.forest import Forest, Integers
+from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.solver.forest import Forest
 
 __all__ = ["rate", "spread"]
 
