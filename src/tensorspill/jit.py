@@ -91,7 +91,7 @@ def _places() -> Iterator[str]:
 @functools.cache
 def _fingerprint(sources: tuple[str, ...]) -> str:
     """Return a digest of all sources that compiled code depends on."""
-    package = Path(tensorspill.__file__).parent
+    package = Path(__file__).parent
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted(path for name in sources for path in (package / name).glob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
