@@ -46,6 +46,8 @@ FAMILIES = (
     "chain het",
     "chain cont",
     "chain random cont",
+    "chain slow",
+    "chain of 3",
 )
 
 STATE = 14 * 405e9  # bytes of a model of 405 G parameters
@@ -59,6 +61,8 @@ def placement(ranks: int, family: str, rng: np.random.Generator) -> Placement:
         rates = rng.choice([26_000, 22_750, 13_000, 500], size=nodes, p=[0.9, 0.06, 0.03, 0.01])
     if "cont" in family:
         rates = rng.integers(3_000, 26_000, nodes)
+    if "slow" in family:
+        rates[nodes // 3] = 500
     order = rng.permutation(ranks) if "random" in family else "block"
     return Placement.regular(nodes, 8, order=order, capacities=Capacities(), storage_mbps=rates)
 
@@ -82,7 +86,8 @@ def state(ranks: int, family: str, rng: np.random.Generator) -> Slices:
         return named("set", sizes.astype(np.int64), sets)
     if "chain" in family:
         sizes = STATE / ranks * rng.uniform(0.5, 1.5, ranks)
-        table = np.stack([every, (every + 8) % ranks], axis=1)
+        links = 3 if "of 3" in family else 2
+        table = np.stack([(every + 8 * i) % ranks for i in range(links)], axis=1)
         return named("link", sizes.astype(np.int64), ReplicaSets.rows(table))
     dense = 38_281_000_000 + np.where(np.isin(np.arange(64) // 8, (0, 7)), 3_000_000_000, 0)
     slices = named("dense", dense, ReplicaSets.rows(every.reshape(-1, 64).T))
@@ -110,11 +115,12 @@ def yardstick() -> float:
 
 def measure(ranks: int, family: str, rounds: int) -> dict[str, object]:
     """Plan `rounds` times, the yardstick between; return one row of figures."""
-    rng = np.random.default_rng(0)
-    where, slices = placement(ranks, family, rng), state(ranks, family, rng)
     times, ratios = [], []
     plan: WriterPlan | None = None
     for _ in range(rounds):
+        # Made anew each time, so that nothing derived from them is left from the last round.
+        rng = np.random.default_rng(0)
+        where, slices = placement(ranks, family, rng), state(ranks, family, rng)
         unit = yardstick()
         plan = plan_writers(slices, where)
         times.append(plan.planning_s)
