@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["Handler", "Saved", "hooks"]
+__all__ = ["Handler", "HandlerHooks", "Saved", "hooks"]
 
 Pair = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
@@ -40,34 +40,52 @@ class Handler(Protocol):
 class _Chain:
     """The handlers in force, innermost first, and the foreign pair outside of them."""
 
-    __slots__ = ("_handlers", "_outer")
+    __slots__ = ("_handlers", "outer")
 
     def __init__(self, handlers: tuple[Handler, ...], outer: Pair | None) -> None:
         self._handlers = handlers
-        self._outer = outer
+        self.outer = outer
 
     def with_handler(self, handler: Handler) -> _Chain:
         if handler in self._handlers:
             return self
-        return _Chain((handler, *self._handlers), self._outer)
+        return _Chain((handler, *self._handlers), self.outer)
 
     def pack(self, tensor: torch.Tensor) -> Any:
         for handler in self._handlers:
             saved = handler.pack(tensor)
             if saved is not None:
                 return saved
-        return tensor if self._outer is None else self._outer[0](tensor)
+        return tensor if self.outer is None else self.outer[0](tensor)
 
     def unpack(self, saved: Any) -> torch.Tensor:
         if isinstance(saved, Saved):
             return saved.unpack()
-        if self._outer is None:
+        if self.outer is None:
             assert isinstance(saved, torch.Tensor)  # `pack` kept it as it was
             return saved
-        return self._outer[1](saved)
+        return self.outer[1](saved)
 
 
-def hooks(handler: Handler) -> saved_tensors_hooks:
+class HandlerHooks(saved_tensors_hooks):
+    """A context in which a handler is asked; made by `hooks`."""
+
+    def __init__(self, chain: _Chain) -> None:
+        super().__init__(chain.pack, chain.unpack)
+        self._chain = chain
+
+    def abandon(self) -> None:
+        """Undo `__enter__` where a Ctrl-C has kept `__exit__` from being called in its turn.
+
+        Contexts outside, which did end, have then taken our pair from the top of the stack in place
+        of theirs, which is still there; or torch has restored the whole stack.
+        """
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if top is not None and top in ((self.pack_hook, self.unpack_hook), self._chain.outer):
+            self.__exit__()
+
+
+def hooks(handler: Handler) -> HandlerHooks:
     """Return a context manager in which `handler` is asked first about every saved tensor.
 
     Handlers that are in force already stay so, and so does a foreign pair, such as the one of
@@ -77,7 +95,5 @@ def hooks(handler: Handler) -> saved_tensors_hooks:
     outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
     chain = getattr(outer[0], "__self__", None) if outer is not None else None
     if isinstance(chain, _Chain):
-        chain = chain.with_handler(handler)
-    else:
-        chain = _Chain((handler,), outer)
-    return saved_tensors_hooks(chain.pack, chain.unpack)
+        return HandlerHooks(chain.with_handler(handler))
+    return HandlerHooks(_Chain((handler,), outer))

@@ -5,8 +5,11 @@ that was let go, or was never theirs, gets other numbers.
 """
 
 import copy
+import inspect
 import random
 import resource
+import signal
+import sys
 from contextlib import contextmanager
 
 import hypothesis
@@ -34,6 +37,7 @@ from tests.tensorspill.residency_models import (
     CheckpointedInside,
     Model,
     Perceptron,
+    ReentrantlyCheckpointed,
     Trainer,
     batches,
     loss_of,
@@ -632,6 +636,49 @@ def test_the_step_after_one_that_failed(tmp_path, where, error, budget):
         assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
         residency.close(restore=True)
     check_equal(model, reference)
+
+
+def interrupt_at(count, action):
+    """Act, with a Ctrl-C at the `count`-th call of a function of residency; say if it came."""
+    left = count
+
+    def profile(frame, event, _):
+        nonlocal left
+        code = frame.f_code
+        # What is raised in a generator that is being dropped is lost.
+        generator = code.co_flags & inspect.CO_GENERATOR
+        if event == "call" and "/residency/" in code.co_filename and not generator:
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("kind", [Model, Checkpointed, ReentrantlyCheckpointed])
+@pytest.mark.parametrize("budget", ["one", "two"])
+def test_an_interrupt_anywhere(tmp_path, kind, budget):
+    model, reference = make(kind)
+    text = next(batches(1))
+    with scattered(tmp_path, pool_bytes(model, budget)) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        ours, theirs = Trainer(model, residency), Trainer(reference)
+        count = 1
+        while interrupt_at(count, lambda: loss_of(model, text).backward()):
+            for parameter in model.parameters():
+                parameter.grad = None
+            assert ours.step(text) == theirs.step(text)
+            check_idle(residency)
+            count += 53
+        assert count > 500
+        assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
 @contextmanager

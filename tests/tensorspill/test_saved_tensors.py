@@ -60,6 +60,8 @@ def product_gradients(*contexts) -> tuple[torch.Tensor, torch.Tensor]:
     for context in reversed(contexts):
         context.__exit__(None, None, None)
     result.backward()
+    assert left.grad is not None
+    assert right.grad is not None
     return left.grad, right.grad
 
 
@@ -132,13 +134,34 @@ def test_activation_checkpointing_still_recomputes(early_stop):
         checkpoint(compute, given, use_reentrant=False).sum().backward()
     expected = torch.tensor([0.2, 0.3], requires_grad=True)
     (expected * weight.detach()).exp().sin().sum().backward()
+    assert given.grad is not None
+    assert expected.grad is not None
     assert torch.equal(given.grad, expected.grad)
     assert calls == 2
     assert keeper.kept
 
 
+def top_of_stack():
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
 def test_the_stack_is_as_before_after_use():
-    before = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    assert top_of_stack() is None
     with hooks(Keeper()):
-        pass
-    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is before is None
+        assert top_of_stack() is not None
+    assert top_of_stack() is None
+
+
+def test_what_was_abandoned_is_off_the_stack():
+    outside, inside = Foreign().pair(), hooks(Keeper())
+    inside.__enter__()
+    inside.abandon()
+    assert top_of_stack() is None
+    outside.__enter__()
+    inside = hooks(Keeper())
+    inside.__enter__()
+    outside.__exit__()  # takes what is on top
+    inside.abandon()
+    assert top_of_stack() is None
+    inside.abandon()
+    assert top_of_stack() is None

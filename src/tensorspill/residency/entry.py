@@ -43,8 +43,8 @@ class Spilled:
         Where it is.
     pins : int
         For how many reasons it must stay in memory.
-    dirty : bool
-        The memory has a newer value than the drive.
+    dirty, stuck : bool
+        The memory has a newer value than the drive; writing it failed.
     version : int
         Of `parameter` (autograd's counter of changes in place) when memory and drive were equal.
     transfer : Transfer or None
@@ -53,14 +53,24 @@ class Spilled:
         Of its memory, while it is here.
     """
 
-    __slots__ = ("address", "dirty", "nbytes", "parameter", "pins", "state", "transfer", "version")
+    __slots__ = (
+        "address",
+        "dirty",
+        "nbytes",
+        "parameter",
+        "pins",
+        "state",
+        "stuck",
+        "transfer",
+        "version",
+    )
 
     def __init__(self, parameter: torch.nn.Parameter) -> None:
         self.parameter = parameter
         self.nbytes = cost(parameter)
         self.state = State.AWAY
         self.pins = 0
-        self.dirty = False
+        self.dirty = self.stuck = False
         self.version = parameter._version
         self.transfer: Transfer | None = None
         self.address = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -12,9 +11,11 @@ import torch
 from torch import nn
 
 from tensorspill import saved_tensors
+from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.residency.saved import SavedParameter, in_own_memory, locate, new_nodes
 from tensorspill.residency.schedule import Phase, Schedule
 from tensorspill.residency.visits import Backward, Block, Visit, in_backward
+from tensorspill.saved_tensors import HandlerHooks
 
 __all__ = ["BlockHooks"]
 
@@ -27,7 +28,7 @@ class _Call:
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
         self.held = False
-        self.hooks: AbstractContextManager[None] | None = None
+        self.hooks: HandlerHooks | None = None
 
 
 class BlockHooks:
@@ -50,7 +51,7 @@ class BlockHooks:
     def __init__(self, schedule: Schedule, lock: threading.RLock) -> None:
         self._schedule = schedule
         self._lock = lock
-        self._backward = Backward(self._enter_backward, schedule.release, lock)
+        self._backward = Backward(self._enter_backward, schedule.unpin, schedule.tidy, lock)
         self._serials = itertools.count()
         self._local = threading.local()
         self._handles: list[Any] = []
@@ -90,7 +91,7 @@ class BlockHooks:
         # `always_call` hooks run after an Exception, but not after a KeyboardInterrupt.
         with self._lock:
             while self._calls:
-                self._end(self._calls.pop())
+                self._end_innermost(interrupted=True)
 
     def _before(self, block: Block, *_: Any) -> None:
         with self._lock:
@@ -99,31 +100,38 @@ class BlockHooks:
             self._calls.append(call)
             phase = Phase.RECOMPUTE if in_backward() else Phase.FORWARD
             self._schedule.acquire(block.entries, (phase, block))
-            call.held = True
-            call.hooks = saved_tensors.hooks(self)
-            call.hooks.__enter__()
+            with HeldInterrupts():
+                call.held = True
+                hooks = saved_tensors.hooks(self)
+                hooks.__enter__()
+                call.hooks = hooks
 
     def _after(self, block: Block, _: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         calls = self._calls
         if not calls or calls[-1].visit.block is not block:
             return None  # a pre-hook that runs before ours failed
         with self._lock:
-            call = calls.pop()
             try:
                 output = in_own_memory(output, self._schedule.find)
                 for node in new_nodes(output, (args, kwargs)):
-                    node.register_prehook(partial(self._reached, call.visit))
+                    node.register_prehook(partial(self._reached, calls[-1].visit))
             finally:
-                self._end(call)
+                self._end_innermost()
         return output
 
-    def _end(self, call: _Call) -> None:
-        hooks, call.hooks = call.hooks, None
-        if hooks is not None:
-            hooks.__exit__(None, None, None)
-        if call.held:
-            call.held = False
-            self._schedule.release(call.visit.entries)
+    def _end_innermost(self, *, interrupted: bool = False) -> None:
+        with HeldInterrupts():
+            call = self._calls.pop()
+            hooks, call.hooks = call.hooks, None
+            if hooks is not None and interrupted:
+                hooks.abandon()
+            elif hooks is not None:
+                hooks.__exit__()
+            held, call.held = call.held, False
+            if held:
+                self._schedule.unpin(call.visit.entries)
+        if held:
+            self._schedule.tidy()
 
     # -- backward ------------------------------------------------------------------------------
 
@@ -145,7 +153,8 @@ class BlockHooks:
             try:
                 return saved.view().clone()
             finally:
-                self._schedule.release([saved.entry])
+                self._schedule.unpin([saved.entry])
+                self._schedule.tidy()
 
     def _reached(self, visit: Visit, *_: Any) -> None:
         with self._lock:

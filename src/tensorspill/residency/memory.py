@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import CancelledError
 
+from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.errors import CapacityError
 from tensorspill.residency.entry import Spilled, State
 from tensorspill.residency.store import ParameterStore
@@ -14,8 +16,8 @@ __all__ = ["ResidentMemory"]
 class ResidentMemory:
     """Policy: holds what is in use, and beside it the soonest needed that fit.
 
-    Who uses parameters calls `acquire` before and `release` after, and says each time what will be
-    used next; what is not among the soonest of that is let go. Not safe for concurrent use.
+    Who uses parameters calls `acquire` before, `unpin` and `tidy` after, and says each time what
+    will be used next; what is not among the soonest of that is let go. Not safe for concurrent use.
 
     Parameters
     ----------
@@ -66,48 +68,42 @@ class ResidentMemory:
 
         After an error nothing is pinned that was not before.
         """
-        for entry in entries:
-            entry.pins += 1
+        self._pin(entries, 1)
         try:
             self.store.collect()
             self._count(entries)
             self._bring(entries)
             self._arrange(upcoming)
-            for entry in entries:
-                if entry.state is State.COMING or (changing and entry.state is State.GOING):
-                    self._await(entry)
+            while awaited := self._first_awaited(entries, changing):
+                self._await(awaited)
+                self._bring(entries)  # once more, if a Ctrl-C has cancelled the transfer
         except BaseException:
-            for entry in entries:
-                entry.pins -= 1
+            self._pin(entries, -1)
             raise
 
-    def release(
-        self,
-        entries: Iterable[Spilled],
-        upcoming: Iterable[Sequence[Spilled]] = (),
-        *,
-        changed: bool = False,
-    ) -> None:
-        """Unpin parameters; those that changed begin to be written once nobody pins them.
+    def unpin(self, entries: Iterable[Spilled], *, changed: bool = False) -> None:
+        """Take back what `acquire` did; call `tidy` soon.
 
-        `changed` says that all but frozen ones did. Changes in place that autograd counts are
-        noticed in any case.
+        Neither waits nor raises. `changed` says that all but frozen parameters changed; changes in
+        place that autograd counts are noticed in any case.
+        """
+        self._pin(entries, -1)
+        for entry in entries:
+            parameter = entry.parameter
+            if (changed and parameter.requires_grad) or parameter._version != entry.version:
+                entry.dirty, entry.stuck = True, False
+
+    def tidy(self, upcoming: Iterable[Sequence[Spilled]] = ()) -> None:
+        """Begin to write what changed and is not pinned, and look ahead.
 
         Raises
         ------
         SpillError
-            A write could not be started, or an earlier one failed; everything is unpinned, and
-            what could not be written stays in memory.
+            A write could not be started, or an earlier one failed; what could not be written stays
+            in memory.
         """
-        last = []
-        for entry in entries:
-            entry.pins -= 1
-            parameter = entry.parameter
-            if (changed and parameter.requires_grad) or parameter._version != entry.version:
-                entry.dirty = True
-            if entry.dirty and not entry.pins:
-                last.append(entry)
-        self.store.write(last)
+        held = self.store.held
+        self.store.write([e for e in held if e.dirty and not e.pins and not e.stuck])
         self.store.collect()
         self._arrange(upcoming)
 
@@ -131,6 +127,15 @@ class ResidentMemory:
 
     # -- fetching what is needed -----------------------------------------------------------------
 
+    def _pin(self, entries: Iterable[Spilled], count: int) -> None:
+        with HeldInterrupts():
+            for entry in entries:
+                entry.pins += count
+
+    def _first_awaited(self, entries: Sequence[Spilled], changing: bool) -> Spilled | None:
+        states = (State.COMING, State.GOING) if changing else (State.COMING,)
+        return next((entry for entry in entries if entry.state in states), None)
+
     def _count(self, entries: Sequence[Spilled]) -> None:
         self.counts["visits"] += 1
         if any(e.state is State.AWAY for e in entries):
@@ -140,7 +145,7 @@ class ResidentMemory:
 
     def _await(self, entry: Spilled) -> None:
         error = self.store.outcome(entry)
-        if error is not None:
+        if error is not None and not isinstance(error, CancelledError):
             raise error
 
     def _bring(self, entries: Sequence[Spilled]) -> None:

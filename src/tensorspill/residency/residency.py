@@ -293,7 +293,8 @@ class Residency:
             yield
         finally:
             with self._lock:
-                self._schedule.release(entries, changed=changing)
+                self._schedule.unpin(entries, changed=changing)
+                self._schedule.tidy()
 
     def _restore(self) -> None:
         for parameter in self._entries:

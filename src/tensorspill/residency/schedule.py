@@ -80,9 +80,13 @@ class Schedule:
         except CapacityError as error:
             raise self._too_small(entries, error) from error
 
-    def release(self, entries: Iterable[Spilled], *, changed: bool = False) -> None:
-        """Unpin parameters; what changed is written, what is not needed soon is let go."""
-        self._memory.release(entries, self._upcoming(), changed=changed)
+    def unpin(self, entries: Iterable[Spilled], *, changed: bool = False) -> None:
+        """Take back what `acquire` did; see `ResidentMemory.unpin`."""
+        self._memory.unpin(entries, changed=changed)
+
+    def tidy(self) -> None:
+        """Write what changed, let go what is not needed soon, fetch what is."""
+        self._memory.tidy(self._upcoming())
 
     def _upcoming(self) -> Iterator[Sequence[Spilled]]:
         for _, number in self._order.upcoming(_LOOK_AHEAD * len(self._blocks)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 
 from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer
@@ -118,7 +119,7 @@ class ParameterStore:
             transfer = self._swapper.swap_out(parameters, wait=False, release=False)
             self._begin(transfer, entries, State.GOING, begun)
             for entry in entries:
-                entry.dirty = False
+                entry.dirty = entry.stuck = False
                 entry.version = entry.parameter._version
                 self.counts["bytes_out"] += entry.parameter.nbytes
 
@@ -150,8 +151,8 @@ class ParameterStore:
         Raises
         ------
         SpillError
-            A write failed; its parameters are dirty still. That a read failed is not raised: who
-            needs its parameters tries again.
+            A write failed; its parameters are dirty still. That a read failed is not raised, nor
+            that a Ctrl-C has cancelled a write: these are tried again.
         """
         if wait:
             with self.clock.waiting():
@@ -161,7 +162,7 @@ class ParameterStore:
         for transfer in [t for t in self._transfers if t.done()]:
             writing = self._transfers[transfer][0].state is State.GOING
             error = self._conclude(transfer)
-            if error is not None and writing:
+            if error is not None and writing and not isinstance(error, CancelledError):
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -184,6 +185,7 @@ class ParameterStore:
                 else:
                     entry.state = State.HERE
                     entry.dirty = entry.dirty or error is not None
+                    entry.stuck = error is not None and not isinstance(error, CancelledError)
         return error
 
     def _arrived(self, entry: Spilled, error: BaseException | None) -> None:

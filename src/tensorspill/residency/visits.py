@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
+from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.residency.entry import Spilled
 
 __all__ = ["Backward", "Block", "Visit", "in_backward"]
@@ -62,8 +63,10 @@ class Backward:
 
     Parameters
     ----------
-    acquire, release : callable
+    acquire, unpin : callable
         Take and give back the parameters of a visit.
+    tidy : callable
+        Called when some were given back.
     lock : threading.RLock
         Held by whoever calls a method.
     """
@@ -71,11 +74,13 @@ class Backward:
     def __init__(
         self,
         acquire: Callable[[Visit], None],
-        release: Callable[[Sequence[Spilled]], None],
+        unpin: Callable[[Sequence[Spilled]], None],
+        tidy: Callable[[], None],
         lock: AbstractContextManager[Any],
     ) -> None:
         self._acquire = acquire
-        self._release = release
+        self._unpin = unpin
+        self._tidy = tidy
         self._lock = lock
         self._open: dict[Visit, int] = {}
         self._passes: set[int] = set()
@@ -87,9 +92,9 @@ class Backward:
             return
         self.leave_what_is_over(visit)
         if visit not in self._open:
-            self._watch_end()
+            current = self._watch_end()
             self._acquire(visit)
-            self._open[visit] = torch._C._current_graph_task_id()
+            self._open[visit] = current
         self._latest = visit
 
     def hold(self, visit: Visit, entry: Spilled) -> None:
@@ -113,11 +118,13 @@ class Backward:
             ]
         )
 
-    def _watch_end(self) -> None:
+    def _watch_end(self) -> int:
+        """Learn when the pass that is running ends; return its number."""
         current = torch._C._current_graph_task_id()
         if current not in self._passes:
             self._passes.add(current)
             Variable._execution_engine.queue_callback(lambda: self._end(current))
+        return current
 
     def _end(self, ended: int) -> None:
         with self._lock:
@@ -125,7 +132,10 @@ class Backward:
             self._leave([visit for visit, begun in self._open.items() if begun == ended])
 
     def _leave(self, visits: Sequence[Visit]) -> None:
-        for visit in visits:
-            del self._open[visit]
-            self._latest = None
-            self._release(visit.entries)
+        with HeldInterrupts():
+            for visit in visits:
+                del self._open[visit]
+                self._unpin(visit.entries)
+                self._latest = None
+        if visits:
+            self._tidy()
