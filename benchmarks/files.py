@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 
 __all__ = ["check_written", "prewrite", "prewrite_spill", "written_file"]
 

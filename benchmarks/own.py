@@ -15,7 +15,7 @@ from benchmarks.page_cache import CacheWatch
 from benchmarks.setting import Setting
 from tensorspill.engine import Engine, File, Request
 from tensorspill.opening import open_engine
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 
 __all__ = ["BLOCK", "DEPTH", "Mover", "file_mover", "open_measured", "read", "spill_mover", "write"]
 

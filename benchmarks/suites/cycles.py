@@ -14,7 +14,7 @@ from benchmarks.report import SuiteReport
 from benchmarks.rows import at_most, figure
 from benchmarks.setting import Setting
 from tensorspill.pool.buffer_pool import BufferPool
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 
 __all__ = ["run"]
 

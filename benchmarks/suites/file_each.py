@@ -17,7 +17,7 @@ from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row
 from benchmarks.setting import Setting
 from tensorspill.engine import Engine, Request, Transfer
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 
 __all__ = ["run"]
 

@@ -18,7 +18,7 @@ from benchmarks.report import SuiteReport
 from benchmarks.rounds import Case, Results, cpu_seconds, run_rounds
 from benchmarks.rows import Compared, Row, at_least, at_most
 from benchmarks.setting import Setting
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 
 __all__ = ["run"]
 

@@ -15,7 +15,7 @@ from benchmarks.report import SuiteReport
 from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row, at_least
 from benchmarks.setting import Setting
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 
 __all__ = ["run"]
 

@@ -26,8 +26,8 @@ from benchmarks.report import SuiteReport
 from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row, at_least
 from benchmarks.setting import Setting
-from tensorspill.spill_file import SpillFile
-from tensorspill.swapper import ParameterSwapper
+from tensorspill.spill.file import SpillFile
+from tensorspill.swap.swapper import ParameterSwapper
 
 __all__ = ["run"]
 

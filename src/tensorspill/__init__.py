@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tensorspill.engine import Engine, File, Request, Transfer
     from tensorspill.opening import open_engine
     from tensorspill.pool import Buffer, BufferPool
-    from tensorspill.spill_file import SpillFile
-    from tensorspill.swapper import ParameterSwapper, SwapStatus
+    from tensorspill.spill import SpillFile
+    from tensorspill.swap import ParameterSwapper, SwapStatus
 
 __version__ = "0.1.0"
 
@@ -36,10 +36,10 @@ _WHERE = {
     "BufferPool": "tensorspill.pool",
     "Engine": "tensorspill.engine",
     "File": "tensorspill.engine",
-    "ParameterSwapper": "tensorspill.swapper",
+    "ParameterSwapper": "tensorspill.swap",
     "Request": "tensorspill.engine",
-    "SpillFile": "tensorspill.spill_file",
-    "SwapStatus": "tensorspill.swapper",
+    "SpillFile": "tensorspill.spill",
+    "SwapStatus": "tensorspill.swap",
     "Transfer": "tensorspill.engine",
     "open_engine": "tensorspill.opening",
 }

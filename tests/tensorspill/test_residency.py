@@ -28,7 +28,7 @@ from tensorspill.errors import (
 )
 from tensorspill.pool import BufferPool, ExtentAllocator
 from tensorspill.residency import Residency, footprint
-from tensorspill.swapper import ParameterSwapper
+from tensorspill.swap.swapper import ParameterSwapper
 from tests.tensorspill.residency_models import (
     KINDS,
     VALUES,

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 
 __all__ = ["DriveRate", "measure"]
 

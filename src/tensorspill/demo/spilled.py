@@ -17,7 +17,7 @@ from tensorspill.errors import CapacityError
 from tensorspill.pool.sizes import round_down
 from tensorspill.residency import Footprint, Residency, ResidencyStatistics, footprint
 from tensorspill.residency.entry import BUFFER_ALIGNMENT
-from tensorspill.swapper import ParameterSwapper
+from tensorspill.swap.swapper import ParameterSwapper
 
 __all__ = ["SpilledRun", "check_budget", "measure_footprint", "train_spilled"]
 

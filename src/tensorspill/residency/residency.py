@@ -19,7 +19,7 @@ from tensorspill.residency.schedule import Phase, Schedule
 from tensorspill.residency.statistics import ResidencyStatistics, footprint, spillable
 from tensorspill.residency.store import ParameterStore
 from tensorspill.residency.visits import Block
-from tensorspill.swapper import ParameterSwapper, SwapStatus
+from tensorspill.swap.swapper import ParameterSwapper, SwapStatus
 
 __all__ = ["Residency"]
 

@@ -11,7 +11,7 @@ from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer
 from tensorspill.residency.clock import TransferClock
 from tensorspill.residency.entry import Spilled, State
-from tensorspill.swapper import ParameterSwapper
+from tensorspill.swap.swapper import ParameterSwapper
 
 __all__ = ["ParameterStore"]
 

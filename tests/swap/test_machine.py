@@ -20,12 +20,12 @@ from tensorspill.errors import (
     UnsupportedError,
 )
 from tensorspill.pool import BufferPool
-from tensorspill.swapper import ParameterSwapper, SwapStatus
+from tensorspill.swap.swapper import ParameterSwapper, SwapStatus
 from tests.conformance.data import poisoned
 from tests.faults.limits import file_size_limit
 from tests.pool.helpers import RandomAllocator
-from tests.tensorspill.spill_helpers import compile_kernels
-from tests.tensorspill.swap_helpers import check_swapper
+from tests.spill.helpers import compile_kernels
+from tests.swap.helpers import check_swapper
 
 AVAILABLE, NOT_AVAILABLE = SwapStatus.AVAILABLE, SwapStatus.NOT_AVAILABLE
 UNIT = 4096

@@ -10,7 +10,7 @@ import torch
 
 from tensorspill.errors import BusyError, MissingNameError, UnsupportedError
 from tensorspill.pool.buffer import Buffer
-from tensorspill.swap_status import SwapStatus
+from tensorspill.swap.status import SwapStatus
 
 __all__ = ["Entries", "Entry", "Parameter", "Swappable", "check_status", "check_stored", "numel_of"]
 

@@ -5,10 +5,10 @@ import itertools
 import torch
 
 from tensorspill.pool.sizes import round_up
-from tensorspill.swap_entries import Entry
-from tensorspill.swapper import ParameterSwapper, SwapStatus
+from tensorspill.swap.entries import Entry
+from tensorspill.swap.swapper import ParameterSwapper, SwapStatus
 from tests.pool.helpers import check_pool
-from tests.tensorspill.spill_helpers import check_spill
+from tests.spill.helpers import check_spill
 
 UNIT = 4096
 

@@ -15,10 +15,10 @@ from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.buffer_pool import BufferPool
 from tensorspill.pool.reservation import Reservation
 from tensorspill.pool.sizes import parse_bytes, round_up
-from tensorspill.spill_file import Folder, SpillFile
-from tensorspill.spill_records import Location
-from tensorspill.swap_buffers import UNIT, SwapBuffers
-from tensorspill.swap_entries import (
+from tensorspill.spill.file import Folder, SpillFile
+from tensorspill.spill.records import Location
+from tensorspill.swap.buffers import UNIT, SwapBuffers
+from tensorspill.swap.entries import (
     Entries,
     Entry,
     Parameter,
@@ -27,7 +27,7 @@ from tensorspill.swap_entries import (
     check_stored,
     numel_of,
 )
-from tensorspill.swap_status import SwapperStatistics, SwapStatus
+from tensorspill.swap.status import SwapperStatistics, SwapStatus
 
 __all__ = ["SwapperCore", "listed"]
 

@@ -17,9 +17,9 @@ from tensorspill.engine.file import File
 from tensorspill.engine.request import Request
 from tensorspill.errors import BrokenError, NoSpaceError, UnsupportedError
 from tensorspill.opening import open_engine
-from tensorspill.spill_folder import Claim, SpillFolder
-from tensorspill.spill_plans import Plan
-from tensorspill.spill_space import Growth, Space
+from tensorspill.spill.folder import Claim, SpillFolder
+from tensorspill.spill.plans import Plan
+from tensorspill.spill.space import Growth, Space
 
 __all__ = ["OpenDrive", "open_drives", "prepare"]
 

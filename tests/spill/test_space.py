@@ -2,7 +2,7 @@
 
 import pytest
 
-from tensorspill.spill_space import RESIDUE_FROM, Piece, Space
+from tensorspill.spill.space import RESIDUE_FROM, Piece, Space
 
 BLOCK = 4096
 MIB = 1 << 20

@@ -9,9 +9,9 @@ import torch
 
 from tensorspill.errors import UnsupportedError
 from tensorspill.pool.buffer import Buffer
-from tensorspill.swap_buffers import SwapBuffers
-from tensorspill.swap_entries import Entries, Entry, check_status, check_stored
-from tensorspill.swap_status import SwapStatus
+from tensorspill.swap.buffers import SwapBuffers
+from tensorspill.swap.entries import Entries, Entry, check_status, check_stored
+from tensorspill.swap.status import SwapStatus
 
 __all__ = ["Reading", "Writing"]
 

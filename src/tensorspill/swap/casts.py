@@ -10,9 +10,9 @@ import torch
 from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer
 from tensorspill.errors import CapacityError, UnsupportedError
-from tensorspill.swap_buffers import SwapBuffers
-from tensorspill.swap_entries import Entry
-from tensorspill.swap_status import SwapStatus
+from tensorspill.swap.buffers import SwapBuffers
+from tensorspill.swap.entries import Entry
+from tensorspill.swap.status import SwapStatus
 
 __all__ = ["cast_in_waves", "check_sources"]
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.spill_place import FILE_MODE, MARKER, enter, make_place, mark, refused
+from tensorspill.spill.place import FILE_MODE, MARKER, enter, make_place, mark, refused
 
 __all__ = ["Claim", "SpillFolder"]
 

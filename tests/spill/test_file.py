@@ -27,11 +27,11 @@ from tensorspill.errors import (
     UnsupportedError,
 )
 from tensorspill.pool import BufferPool
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 from tests.conformance.data import random_bytes
 from tests.faults.file_systems import small_file_system
 from tests.faults.limits import file_size_limit
-from tests.tensorspill.spill_helpers import check_spill, compile_kernels, storm
+from tests.spill.helpers import check_spill, compile_kernels, storm
 
 BLOCK = 4096
 MIB = 1 << 20
@@ -672,7 +672,7 @@ def test_forked_child(tmp_path: Path) -> None:
 
 KILLED = """
 import sys, torch
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 spill = SpillFile(sys.argv[1])
 spill.put({"a": torch.zeros(1 << 20)}).result()
 print(spill.paths[0], flush=True)
@@ -699,7 +699,7 @@ def test_killed_process(tmp_path: Path) -> None:
 
 LEAVING = """
 import sys, torch
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 spill = SpillFile(sys.argv[1], verify=True)
 transfers = [spill.put({str(i): torch.zeros(1 << 20)}) for i in range(8)]
 transfers.append(spill.get({"0": torch.zeros(1 << 20)}))

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensorspill.errors import BrokenError, CapacityError, MissingNameError
-from tensorspill.spill_catalog import Catalog
-from tensorspill.spill_items import Item
-from tensorspill.spill_plans import Plan
-from tensorspill.spill_space import Growth, Space
-from tensorspill.spill_tickets import Ticket
-from tests.tensorspill.spill_helpers import check_catalog
+from tensorspill.spill.catalog import Catalog
+from tensorspill.spill.items import Item
+from tensorspill.spill.plans import Plan
+from tensorspill.spill.space import Growth, Space
+from tensorspill.spill.tickets import Ticket
+from tests.spill.helpers import check_catalog
 
 BLOCK = 4096
 RESIDUE_FROM = 32 * BLOCK

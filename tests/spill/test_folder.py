@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from tensorspill.errors import PermissionDeniedError, SpillError, UnsupportedError
-from tensorspill.spill_folder import SpillFolder
-from tensorspill.spill_place import MARKER
+from tensorspill.spill.folder import SpillFolder
+from tensorspill.spill.place import MARKER
 from tests.faults.limits import another_user
 
 OURS = f"tensorspill-{os.geteuid()}"
 
 CLAIMER = """
 import sys
-from tensorspill.spill_folder import SpillFolder
+from tensorspill.spill.folder import SpillFolder
 claims = [SpillFolder(sys.argv[1]).claim() for _ in range(int(sys.argv[2]))]
 print(*[claim.name for claim in claims], flush=True)
 sys.stdin.read()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tensorspill.pool.buffer_pool import PoolStatistics
-from tensorspill.spill_records import SpillStatistics
+from tensorspill.spill.records import SpillStatistics
 
 __all__ = ["SwapStatus", "SwapperStatistics"]
 

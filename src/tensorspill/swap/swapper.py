@@ -11,12 +11,12 @@ from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer, gather
 from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.buffer_pool import BufferPool
-from tensorspill.spill_file import Folder
-from tensorspill.swap_casts import cast_in_waves, check_sources
-from tensorspill.swap_core import SwapperCore, listed
-from tensorspill.swap_entries import Entry, Parameter, Swappable, check_status, check_stored
-from tensorspill.swap_jobs import Reading, Writing
-from tensorspill.swap_status import SwapperStatistics, SwapStatus
+from tensorspill.spill.file import Folder
+from tensorspill.swap.casts import cast_in_waves, check_sources
+from tensorspill.swap.core import SwapperCore, listed
+from tensorspill.swap.entries import Entry, Parameter, Swappable, check_status, check_stored
+from tensorspill.swap.jobs import Reading, Writing
+from tensorspill.swap.status import SwapperStatistics, SwapStatus
 
 __all__ = ["ParameterSwapper", "SwapStatus", "Swappable", "SwapperStatistics"]
 

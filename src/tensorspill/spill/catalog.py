@@ -12,10 +12,10 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tensorspill.errors import ClosedError
-from tensorspill.spill_items import Item
-from tensorspill.spill_plans import Busy, Extent, Plan, Planner, missing, unreadable
-from tensorspill.spill_space import Growth, Space
-from tensorspill.spill_tickets import Ticket
+from tensorspill.spill.items import Item
+from tensorspill.spill.plans import Busy, Extent, Plan, Planner, missing, unreadable
+from tensorspill.spill.space import Growth, Space
+from tensorspill.spill.tickets import Ticket
 
 __all__ = ["Catalog"]
 

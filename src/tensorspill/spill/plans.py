@@ -13,8 +13,8 @@ from tensorspill.errors import (
     SpillError,
     UnsupportedError,
 )
-from tensorspill.spill_items import Item
-from tensorspill.spill_space import Growth, Piece, Space
+from tensorspill.spill.items import Item
+from tensorspill.spill.space import Growth, Piece, Space
 
 __all__ = ["Busy", "Extent", "Plan", "Planner", "missing", "unreadable"]
 

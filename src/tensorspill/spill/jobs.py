@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tensorspill.pool.live import live_ranges
-from tensorspill.spill_catalog import Catalog
-from tensorspill.spill_digests import Digests, keep
-from tensorspill.spill_plans import Plan
+from tensorspill.spill.catalog import Catalog
+from tensorspill.spill.digests import Digests, keep
+from tensorspill.spill.plans import Plan
 
 __all__ = ["Job", "Watcher"]
 

@@ -27,12 +27,12 @@ from tensorspill.errors import (
     UnsupportedError,
 )
 from tensorspill.pool import BufferPool
-from tensorspill.swapper import ParameterSwapper, SwapStatus
+from tensorspill.swap.swapper import ParameterSwapper, SwapStatus
 from tests.conformance.data import guards_intact, poisoned
 from tests.faults.limits import file_size_limit
 from tests.pool.helpers import RandomAllocator
-from tests.tensorspill.spill_helpers import compile_kernels, storm
-from tests.tensorspill.swap_helpers import check_swapper, is_placeholder
+from tests.spill.helpers import compile_kernels, storm
+from tests.swap.helpers import check_swapper, is_placeholder
 
 AVAILABLE, NOT_AVAILABLE, INFLIGHT = (
     SwapStatus.AVAILABLE,

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from tensorspill.spill_catalog import Catalog
-from tensorspill.spill_file import SpillFile
-from tensorspill.spill_plans import Extent, Plan
-from tensorspill.spill_space import Piece
+from tensorspill.spill.catalog import Catalog
+from tensorspill.spill.file import SpillFile
+from tensorspill.spill.plans import Extent, Plan
+from tensorspill.spill.space import Piece
 from tests.pool.helpers import check_invariants
 
 

@@ -18,16 +18,16 @@ from tensorspill.engine.statistics import TransferRecord
 from tensorspill.engine.transfer import Transfer, gather
 from tensorspill.errors import CapacityError, NoSpaceError
 from tensorspill.pool.sizes import parse_bytes
-from tensorspill.spill_catalog import Catalog
-from tensorspill.spill_digests import Digests
-from tensorspill.spill_drives import open_drives, prepare
-from tensorspill.spill_folder import Claim
-from tensorspill.spill_items import Tensors, check_items, check_overlaps
-from tensorspill.spill_jobs import Job, Watcher
-from tensorspill.spill_plans import Extent, Plan
-from tensorspill.spill_records import Location, SpillStatistics, StoredTensor
-from tensorspill.spill_space import Growth
-from tensorspill.spill_tickets import Ticket
+from tensorspill.spill.catalog import Catalog
+from tensorspill.spill.digests import Digests
+from tensorspill.spill.drives import open_drives, prepare
+from tensorspill.spill.folder import Claim
+from tensorspill.spill.items import Tensors, check_items, check_overlaps
+from tensorspill.spill.jobs import Job, Watcher
+from tensorspill.spill.plans import Extent, Plan
+from tensorspill.spill.records import Location, SpillStatistics, StoredTensor
+from tensorspill.spill.space import Growth
+from tensorspill.spill.tickets import Ticket
 
 __all__ = ["SpillFile"]
 

@@ -18,10 +18,10 @@ from tensorspill.errors import (
     NoSpaceError,
     UnsupportedError,
 )
-from tensorspill.spill_file import SpillFile
+from tensorspill.spill.file import SpillFile
 from tests.conformance.data import guards_intact, poisoned, random_bytes
 from tests.faults.limits import file_size_limit
-from tests.tensorspill.spill_helpers import check_spill, compile_kernels
+from tests.spill.helpers import check_spill, compile_kernels
 
 BLOCK = 4096
 NAMES = st.sampled_from("abcde")

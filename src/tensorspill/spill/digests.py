@@ -13,8 +13,8 @@ from tensorspill.engine.transfer import Transfer
 from tensorspill.errors import CorruptError
 from tensorspill.pool.digest import digest
 from tensorspill.pool.live import live_ranges
-from tensorspill.spill_items import Item
-from tensorspill.spill_plans import Plan
+from tensorspill.spill.items import Item
+from tensorspill.spill.plans import Plan
 
 __all__ = ["Digests", "keep"]
 
