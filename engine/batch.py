@@ -134,6 +134,8 @@ def _fill_ranges(
     except OverflowError:
         table["nbytes"] = [min(max(size, -1), largest - 1) for size in sizes]
         table["offset"] = [min(max(offset, -1), largest) for offset in offsets]
+    # A storage that was resized to nothing leaves its tensors without an address.
+    available[table["addr"] == 0] = 0
     nbytes, offset = table["nbytes"], table["offset"]
     np.copyto(nbytes, available, where=nbytes == largest)
     bad = (nbytes < 0) | (nbytes > available) | (offset < 0) | (offset > LARGEST_OFFSET - nbytes)

@@ -30,12 +30,15 @@ class File:
     memory_alignment : int
         Multiple, in bytes, that an address must be for its bytes to move without a copy, wherever
         the file offset is a multiple of it too; 1 if any address will do.
+    granule : int
+        Unit of whole blocks in bytes: writes of less than that may touch what is beside them.
     exclusive : bool
-        Set it to promise that no two requests share a block of 4096 bytes of the file: writes may
+        Set it to promise that no two requests share a granule of the file: writes may
         then overwrite the rest of the blocks they touch, with zeros.
     """
 
     memory_alignment: int = 1
+    granule: int = 4096
     exclusive: bool = False
 
     def __init__(

@@ -55,10 +55,11 @@ class Transfer(Future[TransferRecord]):
             False if the transfer had ended already. If True, it ends soon: cancelled, unless all
             of it had been started.
         """
+        stop = self._stop
         if self.done():
             return False
-        if self._stop is not None:
-            self._stop()
+        if stop is not None:
+            stop()
         return True
 
     def done(self) -> bool:
@@ -124,6 +125,8 @@ class Transfer(Future[TransferRecord]):
     def end(self, outcome: TransferRecord | BaseException) -> None:
         """End the transfer: called once, by the engine that runs it."""
         self._outcome = outcome
+        # What it stops owns the batch, and the batch's memory.
+        self._stop = None
         self._gate.release()
         if isinstance(outcome, BaseException):
             self.set_exception(outcome)
@@ -136,7 +139,7 @@ def gather(
     finish: Callable[[BaseException | None], BaseException | None] | None = None,
     run: Callable[[Callable[[], None]], Any] | None = None,
 ) -> Transfer:
-    """Return one transfer that ends when all of `parts` have ended.
+    """Return one transfer that ends when all of `parts` have; the first error cancels the rest.
 
     Parameters
     ----------
@@ -149,39 +152,59 @@ def gather(
         Runs `finish` elsewhere, such as an executor's ``submit``; else the thread of the engine
         that ends last does.
     """
+    return _Gathering(parts, finish, run).whole
 
-    def stop() -> None:
+
+class _Gathering:
+    """Waits for several transfers on behalf of one; the first error stops the others."""
+
+    def __init__(
+        self,
+        parts: Sequence[Transfer],
+        finish: Callable[[BaseException | None], BaseException | None] | None,
+        run: Callable[[Callable[[], None]], Any] | None,
+    ) -> None:
+        self._parts = list(parts)
+        self._finish = finish
+        self._run = run
+        self._pending = len(parts)
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self.whole = Transfer(sum(part.nbytes for part in parts), self._stop)
         for part in parts:
+            part.add_done_callback(self._part_ended)
+        if not parts:
+            self._conclude()
+
+    def _stop(self) -> None:
+        for part in list(self._parts):
             part.cancel()
 
-    whole = Transfer(sum(part.nbytes for part in parts), stop)
-    pending = len(parts)
-    lock = threading.Lock()
+    def _part_ended(self, part: Future[TransferRecord]) -> None:
+        error = part.exception(0)
+        with self._lock:
+            if self._error is None or isinstance(self._error, CancelledError):
+                self._error = error or self._error
+            self._pending -= 1
+            last = self._pending == 0
+        if error is not None and not last:
+            self._stop()
+        if last and self._run is not None:
+            self._run(self._conclude)
+        elif last:
+            self._conclude()
 
-    def conclude() -> None:
-        error = next((e for e in (part.exception(0) for part in parts) if e is not None), None)
+    def _conclude(self) -> None:
+        error = self._error
         try:
-            error = finish(error) if finish is not None else error
+            error = self._finish(error) if self._finish is not None else error
         except BaseException as failure:
             error = failure
-        whole.end(error if error is not None else _sum(parts))
-
-    def part_ended(_: Future[TransferRecord]) -> None:
-        nonlocal pending
-        with lock:
-            pending -= 1
-            if pending:
-                return
-        if run is None:
-            conclude()
-        else:
-            run(conclude)
-
-    for part in parts:
-        part.add_done_callback(part_ended)
-    if not parts:
-        conclude()
-    return whole
+        outcome = error if error is not None else _sum(self._parts)
+        # The parts hold this object in turn; without them, memory is let go at once.
+        self._parts.clear()
+        self._finish = None
+        self.whole.end(outcome)
 
 
 def _sum(parts: Sequence[Transfer]) -> TransferRecord:

@@ -25,12 +25,9 @@ class AioFile(File):
     ----------
     direct_fd : int
         -1 without direct I/O.
-    granule : int
-        The unit of whole blocks in bytes: the offset alignment, at least a page.
     """
 
     direct_fd: int = -1
-    granule: int = PAGE
 
 
 def open_file(
@@ -63,6 +60,7 @@ def open_file(
     file = AioFile(path, fds[0], writable, ledger, lambda: _close(fds))
     if alignment is not None:
         file.direct_fd = direct_fd
+        # At least a page, of which the page cache can't keep a part.
         file.granule = max(alignment.offset, PAGE)
         file.memory_alignment = alignment.memory
     return file

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.caching import FunctionCache
 
 __all__ = ["cache_folder", "compiled"]
 
@@ -42,12 +43,26 @@ def compiled(function: Function) -> Function:
     folder = cache_folder(_PLANNER if planner else _HOST)
     if folder is None:
         return cast(Function, numba.njit(function, nogil=True))
+    dispatcher = numba.njit(function, nogil=True)
     with _deciding:
         before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, folder
         try:
-            return cast(Function, numba.njit(function, nogil=True, cache=True))
+            # What ``cache=True`` does, with a cache that may fail.
+            dispatcher._cache = _Cache(function)
         finally:
             numba.config.CACHE_DIR = before
+    return cast(Function, dispatcher)
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """numba's cache, whose want of room or rights is not the caller's error."""
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Save machine code, or log why not."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            log.warning("A compiled kernel could not be cached: %s", error)
 
 
 def cache_folder(sources: tuple[str, ...] = _HOST) -> str | None:
@@ -60,7 +75,11 @@ def cache_folder(sources: tuple[str, ...] = _HOST) -> str | None:
     if place is None:
         return None
     folder = os.path.join(place, f"tensorspill-{_fingerprint(sources)}")
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except OSError as error:
+        log.warning("Compiled kernels can't be cached: %s", error)
+        return None
     return folder
 
 

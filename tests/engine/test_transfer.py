@@ -1,4 +1,6 @@
+import gc
 import threading
+import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 
@@ -78,3 +80,36 @@ def test_cancelling_a_gathered_transfer_cancels_its_parts():
         part.end(CancelledError())
     assert whole.cancelled()
     assert not whole.cancel()
+
+
+def test_the_first_error_stops_the_other_parts():
+    stopped = []
+    slow = Transfer(1, lambda: stopped.append(True))
+    failing = Transfer(1)
+    whole = gather([slow, failing])
+    failing.end(OSError("drive gone"))
+    assert stopped
+    slow.end(CancelledError())
+    with pytest.raises(OSError, match="drive gone"):
+        whole.result(10)
+
+
+def test_nothing_is_held_after_the_end():
+    class Memory:
+        pass
+
+    memory = Memory()
+    gone = weakref.ref(memory)
+    part = Transfer(1)
+    part.on_cancel(partial(print, memory))
+    whole = gather([part], partial(lambda _, error: error, memory))
+    del memory
+    assert gone() is not None
+    gc.disable()
+    try:
+        part.end(TransferRecord(1, 0.1, {}))
+        del part
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert whole.result(10).nbytes == 1

@@ -38,3 +38,15 @@ def test_no_writable_place_for_a_cache_is_a_logged_working_case(tmp_path: Path):
     assert output.count("NUMBA_CACHE_DIR") == 1
     assert "WARNING" in output
     assert output.splitlines()[-1].endswith("None")
+
+
+def test_no_room_for_the_cache_is_a_logged_working_case(tmp_path: Path):
+    """A cache that can be opened but not written: the file size limit stands for a full disk."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, -1))\n"
+    command = [sys.executable, "-c", limited + textwrap.dedent(SCRIPT)]
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "PATH": ""}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True, env=environment
+    )
+    assert "could not be cached" in ended.stdout
+    assert ended.stdout.splitlines()[-1].split()[0].isdigit()

@@ -42,8 +42,7 @@ class OpenDrive:
     @property
     def alignments(self) -> tuple[int, int]:
         """Alignment of extents in the file, and of memory that moves without a copy."""
-        granule = int(getattr(self.file, "granule", BLOCK))
-        return max(granule, BLOCK), max(self.file.memory_alignment, 1)
+        return max(self.file.granule, BLOCK), self.file.memory_alignment
 
     @property
     def stripe(self) -> int:
