@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.placement import Placement, Unit
+from tensorspill.topology.placement import Placement, Unit, level, streams
 from tensorspill.topology.planner import plan_writers
 from tensorspill.topology.selection import select_writers
 from tensorspill.topology.slices import Slice, Slices
@@ -152,8 +152,6 @@ def new_name(name: str, new, machine_new) -> str:
 
 def renumbered(placement: Placement, new, machine_new) -> Placement:
     """Return the same machines and ranks under other numbers."""
-    from tensorspill.topology.placement import level, streams
-
     order = np.argsort(new)
     where, names = {}, placement.names
     for unit, device in placement.where.items():
@@ -269,3 +267,27 @@ def test_capacities_count_exactly() -> None:
     plan = plan_writers([Slice("a", range(4), 1000)], placement, block=1)
     assert plan.lower_bound == Fraction(1000, 10)
     assert plan.makespan <= 101
+
+
+def test_a_bound_of_nothing_is_no_proof() -> None:
+    """A cut of resources that are held already, and wide enough, says nothing about the rest.
+
+    It was taken as proof that a slice can't be written, where a preflow had not ended.
+    """
+    machine = np.array([0, 3, 0, 0, 3, 0, 0, 2, 1, 0, 0, 0, 3, 3, 3, 2, 3, 3, 3])
+    switch = np.array([3, 12, 1, 3, 12, 2, 0, 8, 4, 1, 0, 2, 13, 13, 14, 10, 14, 15, 15])
+    names = {Unit.MACHINE: ["a", "b", "c", "d"], Unit.GPU_SWITCH: [f"s{i}" for i in range(16)]}
+    where = {Unit.MACHINE: machine, Unit.GPU_SWITCH: switch}
+    levels = [streams(19, 12_000), level(Unit.GPU_SWITCH, where, names, 14_000)]
+    levels.append(level(Unit.MACHINE, where, names, np.array([500, 500, 26_000, 26_000])))
+    slices = [
+        Slice("slice0", [0, 1, 3, 7, 8], 725_060_091),
+        Slice("slice1", [0, 4], 24_999_999_934),
+        Slice("slice2", [1], 856_873_376),
+        Slice("slice3", [2], 169 * 2_028_665),
+        Slice("slice4", [0, 1, 2, 3, 4, 15], 0),
+        Slice("slice5", [1, 5], 48),
+    ]
+    plan = plan_writers(slices, Placement.of(where, names, levels, 40_000))
+    check_plan(plan)
+    assert plan.makespan <= plan.lower_bound + rounding(plan)

@@ -227,9 +227,11 @@ class Solver:
     ) -> Fraction:
         """Return the time that these groups need to cross these resources, all but `held` bytes."""
         held = int(self.wanted[groups].sum()) - int(fixed[cut].sum()) - held
-        if not (rate := int(slope[cut].sum())):
+        if rate := int(slope[cut].sum()):
+            return Fraction(held, rate)
+        if held > 0:
             raise Stuck(np.flatnonzero(groups))
-        return Fraction(held, rate)
+        return Fraction(0)
 
     def _forest_bound(self, slope: Integers, fixed: Integers) -> tuple[Fraction, Flags]:
         """Return a bound of T* that holds even if any member could write any byte, and its cut."""
