@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+import signal
 import tempfile
 from pathlib import Path
 
@@ -22,6 +23,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="folder on a drive with GPUDirect Storage, for the tests marked gds",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take Ctrl-C again where the shell that started this run in its background ignores it.
+
+    Tests send it to themselves and to children, which would wait for ever for what never comes.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
