@@ -19,14 +19,14 @@ import time
 
 import numpy as np
 
-from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.placement import Placement
-from tensorspill.topology.plan import WriterPlan
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.replicas import ReplicaSets
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.placement import Placement
+from tensorspill.topology.ranks.replicas import ReplicaSets
 from tensorspill.topology.sequences import Named
-from tensorspill.topology.slices import Slices
 from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.writers.plan import WriterPlan
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.slices import Slices
 
 #: Seconds that a plan may take, by (ranks, kind of family).
 TARGETS = {1024: 0.01, 10240: 0.1, 102400: 1.5, (102400, "regular"): 0.6, (102400, "chain"): 4.0}

@@ -7,13 +7,8 @@ from __future__ import annotations
 
 from tensorspill.topology.affinity import Affinity, affinities
 from tensorspill.topology.binding import bind_process, bind_thread, bound
-from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.cluster_placement import place_on
 from tensorspill.topology.discovery import Storage, device_of, discover
 from tensorspill.topology.distances import Distance, distance, nearest
-from tensorspill.topology.gathering import gather_ranks, this_rank
-from tensorspill.topology.grid import ParallelLayout, RankGrid
-from tensorspill.topology.launch import LaunchedRank, launched
 from tensorspill.topology.machine import (
     Bridge,
     Drive,
@@ -27,13 +22,18 @@ from tensorspill.topology.machine import (
     Socket,
     Stack,
 )
-from tensorspill.topology.model_state import model_state
-from tensorspill.topology.placement import Placement, Unit
-from tensorspill.topology.plan import WriterPlan
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.rank_table import RankRecord, RankTable
-from tensorspill.topology.selection import WriterShare, select_writers
-from tensorspill.topology.slices import Atom, Slice, Slices
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.cluster_placement import place_on
+from tensorspill.topology.ranks.gathering import gather_ranks, this_rank
+from tensorspill.topology.ranks.grid import ParallelLayout, RankGrid
+from tensorspill.topology.ranks.launch import LaunchedRank, launched
+from tensorspill.topology.ranks.placement import Placement, Unit
+from tensorspill.topology.ranks.rank_table import RankRecord, RankTable
+from tensorspill.topology.writers.model_state import model_state
+from tensorspill.topology.writers.plan import WriterPlan
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.selection import WriterShare, select_writers
+from tensorspill.topology.writers.slices import Atom, Slice, Slices
 
 __all__ = [
     "Affinity",

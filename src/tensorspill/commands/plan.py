@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensorspill.topology.plan import WriterPlan
+    from tensorspill.topology.writers.plan import WriterPlan
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> WriterPlan:
-    from tensorspill.topology.scenario import FIELDS, Scenario
+    from tensorspill.topology.writers.scenario import FIELDS, Scenario
 
     given = {n: v for n, v in vars(arguments).items() if n in FIELDS and v is not None}
     if arguments.filesystem_mbps is not None:
@@ -92,8 +92,8 @@ def _count(text: str) -> int:
 
 def _as_json(plan: WriterPlan, rank: int | None) -> dict[str, Any]:
     """Return the figures of a plan; with a rank, what that one does as well."""
-    from tensorspill.topology.alternatives import alternatives
-    from tensorspill.topology.explain import bottlenecks, reason
+    from tensorspill.topology.writers.alternatives import alternatives
+    from tensorspill.topology.writers.explain import bottlenecks, reason
 
     others = alternatives(plan.slices, plan.placement)
     bound = plan.lower_bound_s

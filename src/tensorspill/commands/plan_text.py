@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tensorspill.topology.alternatives import alternatives
-from tensorspill.topology.explain import bottlenecks, reason, size_text
-from tensorspill.topology.plan import WriterPlan
+from tensorspill.topology.writers.alternatives import alternatives
+from tensorspill.topology.writers.explain import bottlenecks, reason, size_text
+from tensorspill.topology.writers.plan import WriterPlan
 
 __all__ = ["explain", "show"]
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.nesting import Level, nest
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.nesting import Level, nest
 from tensorspill.topology.sequences import Named
 from tensorspill.topology.solver.arrays import Integers
 from tensorspill.topology.solver.forest import Forest

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorspill.topology.plan import WriterPlan
+from tensorspill.topology.writers.plan import WriterPlan
 
 __all__ = ["Reason", "bottlenecks", "reason", "size_text"]
 

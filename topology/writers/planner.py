@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.pieces import Lines, Pieces
-from tensorspill.topology.placement import Placement, Unit
-from tensorspill.topology.plan import WriterPlan
-from tensorspill.topology.replicas import ReplicaSets
-from tensorspill.topology.selection import select_writers
-from tensorspill.topology.slices import MAX_BYTES, Slice, Slices
+from tensorspill.topology.ranks.placement import Placement, Unit
+from tensorspill.topology.ranks.replicas import ReplicaSets
 from tensorspill.topology.solver import limits
 from tensorspill.topology.solver.arrays import Flags, Integers
 from tensorspill.topology.solver.demand import Demand
 from tensorspill.topology.solver.forest import Forest
 from tensorspill.topology.solver.newton import Solution, Stuck
+from tensorspill.topology.writers.pieces import Lines, Pieces
+from tensorspill.topology.writers.plan import WriterPlan
+from tensorspill.topology.writers.selection import select_writers
+from tensorspill.topology.writers.slices import MAX_BYTES, Slice, Slices
 
 __all__ = ["BLOCK", "plan_writers"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.replicas import ReplicaSets
+from tensorspill.topology.ranks.replicas import ReplicaSets
 from tensorspill.topology.sequences import Joined
 from tensorspill.topology.solver.arrays import Integers
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.grid import ParallelLayout, RankGrid, equal_groups, explicit_groups
-from tensorspill.topology.model_state import model_state
+from tensorspill.topology.ranks.grid import ParallelLayout, RankGrid, equal_groups, explicit_groups
+from tensorspill.topology.writers.model_state import model_state
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.placement import Placement, Unit, level, streams
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.selection import select_writers
-from tensorspill.topology.slices import Slice, Slices
-from tests.topology.plans import (
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.placement import Placement, Unit, level, streams
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.selection import select_writers
+from tensorspill.topology.writers.slices import Slice, Slices
+from tests.topology.writers.plans import (
     MB,
     Question,
     check_plan,

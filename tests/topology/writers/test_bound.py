@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from tensorspill.topology.placement import Unit
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.slices import Slices
-from tests.topology.plans import Question, questions
+from tensorspill.topology.ranks.placement import Unit
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.slices import Slices
+from tests.topology.writers.plans import Question, questions
 
 optimize = pytest.importorskip("scipy.optimize", reason="the linear program needs scipy")
 
@@ -70,11 +70,11 @@ def test_bound_of_two_copies_is_that_of_the_linear_program(question: Question) -
 
 DIGEST = """
 import random, numpy as np
-from tensorspill.topology.grid import ParallelLayout
-from tensorspill.topology.model_state import model_state
-from tensorspill.topology.placement import Placement
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.slices import Atom, Slice
+from tensorspill.topology.ranks.grid import ParallelLayout
+from tensorspill.topology.writers.model_state import model_state
+from tensorspill.topology.ranks.placement import Placement
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.slices import Atom, Slice
 layout = ParallelLayout(tp=2, pp=2, dp=8)
 rates = [26000, 13000, 500, 26000]
 placement = Placement.regular(4, order="cyclic", storage_mbps=rates)
@@ -114,8 +114,8 @@ def test_every_process_makes_the_same_plan() -> None:
 
 
 def test_digest_depends_on_everything() -> None:
-    from tensorspill.topology.placement import Placement
-    from tensorspill.topology.slices import Slice
+    from tensorspill.topology.ranks.placement import Placement
+    from tensorspill.topology.writers.slices import Slice
 
     def digest(name="a", nbytes=10**9, ranks=range(8), rate=26_000, **how) -> str:
         placement = Placement.regular(2, 4, storage_mbps=[rate, 26_000])

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.grid import ParallelLayout
-from tensorspill.topology.model_state import model_state
-from tensorspill.topology.placement import Placement, Unit
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.selection import WriterShare, select_writers
-from tensorspill.topology.slices import Slice, Slices
-from tests.topology.plans import check_plan
+from tensorspill.topology.ranks.grid import ParallelLayout
+from tensorspill.topology.ranks.placement import Placement, Unit
+from tensorspill.topology.writers.model_state import model_state
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.selection import WriterShare, select_writers
+from tensorspill.topology.writers.slices import Slice, Slices
+from tests.topology.writers.plans import check_plan
 
 #: Bytes of the model's state, in all tests below.
 PARAMS = 10**9

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.grid import ParallelLayout, RankGrid
-from tensorspill.topology.replicas import ReplicaSets
+from tensorspill.topology.ranks.grid import ParallelLayout, RankGrid
+from tensorspill.topology.ranks.replicas import ReplicaSets
 from tensorspill.topology.sequences import Named
-from tensorspill.topology.slices import Slices
 from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.writers.slices import Slices
 
 __all__ = ["model_state"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tensorspill.errors import BrokenError, NoSpaceError
-from tensorspill.topology.probe import measured_write_mbps, probe_write_mbps
+from tensorspill.topology.ranks.probe import measured_write_mbps, probe_write_mbps
 
 SMALL = 8 << 20
 

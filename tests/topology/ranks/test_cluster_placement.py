@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.cluster_placement import STORAGE, place_on
 from tensorspill.topology.machines import cluster, names
-from tensorspill.topology.nesting import Level, nest
-from tensorspill.topology.placement import Placement, Unit
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.slices import Slice
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.cluster_placement import STORAGE, place_on
+from tensorspill.topology.ranks.nesting import Level, nest
+from tensorspill.topology.ranks.placement import Placement, Unit
 from tensorspill.topology.solver.forest import Forest
-from tests.topology.plans import check_plan
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.slices import Slice
+from tests.topology.writers.plans import check_plan
 
 
 @pytest.mark.parametrize("storage", STORAGE)

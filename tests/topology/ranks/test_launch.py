@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tensorspill.errors import BrokenError, UnsupportedError
-from tensorspill.topology.gathering import this_rank
-from tensorspill.topology.launch import LaunchedRank, launched
 from tensorspill.topology.machines import machine
-from tensorspill.topology.placement import Unit
-from tensorspill.topology.planner import plan_writers
 from tensorspill.topology.process import Process
-from tensorspill.topology.rank_table import RankRecord, RankTable
-from tensorspill.topology.slices import Slice
+from tensorspill.topology.ranks.gathering import this_rank
+from tensorspill.topology.ranks.launch import LaunchedRank, launched
+from tensorspill.topology.ranks.placement import Unit
+from tensorspill.topology.ranks.rank_table import RankRecord, RankTable
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.slices import Slice
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -184,9 +184,9 @@ WORKER = """
 import os, sys
 import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
-from tensorspill.topology.gathering import gather_ranks
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.slices import Slice
+from tensorspill.topology.ranks.gathering import gather_ranks
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.slices import Slice
 dist.init_process_group("gloo")
 with CommDebugMode() as counted:
     table = gather_ranks()

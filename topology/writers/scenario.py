@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from tensorspill.errors import BrokenError, UnsupportedError
-from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.cluster_placement import place_on
-from tensorspill.topology.grid import ParallelLayout
 from tensorspill.topology.machines import cluster
-from tensorspill.topology.model_state import model_state
-from tensorspill.topology.placement import Placement
-from tensorspill.topology.plan import WriterPlan
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.rank_table import RankTable
-from tensorspill.topology.slices import Atom, Slice, Slices
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.cluster_placement import place_on
+from tensorspill.topology.ranks.grid import ParallelLayout
+from tensorspill.topology.ranks.placement import Placement
+from tensorspill.topology.ranks.rank_table import RankTable
+from tensorspill.topology.writers.model_state import model_state
+from tensorspill.topology.writers.plan import WriterPlan
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.slices import Atom, Slice, Slices
 
 __all__ = ["FIELDS", "Scenario"]
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.affinity import Affinity, affinities
-from tensorspill.topology.capacities import Capacities
 from tensorspill.topology.machine import Drive, Machine
-from tensorspill.topology.nesting import Level
-from tensorspill.topology.placement import Placement, Unit, streams
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.nesting import Level
+from tensorspill.topology.ranks.placement import Placement, Unit, streams
 from tensorspill.topology.sequences import Named
 from tensorspill.topology.solver.arrays import Integers
 

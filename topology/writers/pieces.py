@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tensorspill.topology.slices import Slices
 from tensorspill.topology.solver.arrays import Integers
 from tensorspill.topology.solver.demand import Demand
+from tensorspill.topology.writers.slices import Slices
 
 __all__ = ["Lines", "Pieces"]
 

@@ -9,11 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.placement import Placement, Unit
-from tensorspill.topology.replicas import ReplicaSets
+from tensorspill.topology.ranks.placement import Placement, Unit
+from tensorspill.topology.ranks.replicas import ReplicaSets
 from tensorspill.topology.sequences import Named
-from tensorspill.topology.slices import Slices
 from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.writers.slices import Slices
 
 __all__ = ["Selection", "WriterShare", "select_writers"]
 

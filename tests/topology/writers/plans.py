@@ -7,10 +7,10 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import strategies as st
 
-from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.placement import Placement, Unit
-from tensorspill.topology.plan import WriterPlan
-from tensorspill.topology.slices import Atom, Slice, Slices
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.placement import Placement, Unit
+from tensorspill.topology.writers.plan import WriterPlan
+from tensorspill.topology.writers.slices import Atom, Slice, Slices
 
 MB = 10**6
 

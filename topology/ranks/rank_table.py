@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from tensorspill.errors import BrokenError, UnsupportedError
-from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.nesting import Level
-from tensorspill.topology.placement import Placement, Unit, streams
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.nesting import Level
+from tensorspill.topology.ranks.placement import Placement, Unit, streams
 from tensorspill.topology.solver.arrays import Integers
 
 __all__ = ["RankRecord", "RankTable"]

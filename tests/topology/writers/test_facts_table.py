@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from tensorspill.topology.alternatives import alternatives
-from tensorspill.topology.capacities import Capacities
-from tensorspill.topology.placement import Placement
-from tensorspill.topology.planner import plan_writers
-from tensorspill.topology.replicas import ReplicaSets
+from tensorspill.topology.ranks.capacities import Capacities
+from tensorspill.topology.ranks.placement import Placement
+from tensorspill.topology.ranks.replicas import ReplicaSets
 from tensorspill.topology.sequences import Named
-from tensorspill.topology.slices import Slices
+from tensorspill.topology.writers.alternatives import alternatives
+from tensorspill.topology.writers.planner import plan_writers
+from tensorspill.topology.writers.slices import Slices
 
 GB = 1000  # MB/s
 RATE = 26 * GB

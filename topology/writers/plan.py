@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tensorspill.topology.pieces import Pieces
-from tensorspill.topology.placement import Placement
-from tensorspill.topology.slices import Slices
+from tensorspill.topology.ranks.placement import Placement
 from tensorspill.topology.solver.arrays import Flags, Integers
 from tensorspill.topology.solver.forest import Forest
+from tensorspill.topology.writers.pieces import Pieces
+from tensorspill.topology.writers.slices import Slices
 
 if TYPE_CHECKING:
-    from tensorspill.topology.explain import Reason
+    from tensorspill.topology.writers.explain import Reason
 
 __all__ = ["Box", "Piece", "WriterPlan", "longest"]
 
@@ -172,7 +172,7 @@ class WriterPlan:
 
     def reason(self, rank: int) -> Reason:
         """Return why a rank writes what it writes."""
-        from tensorspill.topology.explain import reason
+        from tensorspill.topology.writers.explain import reason
 
         return reason(self, rank)
 

@@ -12,10 +12,10 @@ from typing import Any
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.affinity import Affinity, affinities
 from tensorspill.topology.discovery import device_of, discover
-from tensorspill.topology.launch import LaunchedRank, launched
 from tensorspill.topology.machine import Drive, Machine
 from tensorspill.topology.process import Process, current_process, visible_gpus
-from tensorspill.topology.rank_table import RankRecord, RankTable
+from tensorspill.topology.ranks.launch import LaunchedRank, launched
+from tensorspill.topology.ranks.rank_table import RankRecord, RankTable
 
 __all__ = ["gather_ranks", "this_rank"]
 
@@ -98,7 +98,7 @@ def _storage(
         return None, _together([drive for drive in machine.drives if drive.kind == "nvme"])
     where = device_of(folder)
     if measure:
-        from tensorspill.topology.probe import measured_write_mbps
+        from tensorspill.topology.ranks.probe import measured_write_mbps
 
         return where.device or where.mount, measured_write_mbps(folder)
     drives = [drive for drive in machine.drives if drive.name in where.drives]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.replicas import ReplicaSets
+from tensorspill.topology.ranks.replicas import ReplicaSets
 from tensorspill.topology.solver.arrays import Integers
 
 __all__ = ["ParallelLayout", "RankGrid", "equal_groups", "explicit_groups"]

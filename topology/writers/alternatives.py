@@ -8,12 +8,12 @@ from fractions import Fraction
 import numpy as np
 
 from tensorspill.errors import UnsupportedError
-from tensorspill.topology.placement import Placement, Unit
-from tensorspill.topology.plan import longest
-from tensorspill.topology.replicas import ReplicaSets
-from tensorspill.topology.selection import select_writers
-from tensorspill.topology.slices import Slices
+from tensorspill.topology.ranks.placement import Placement, Unit
+from tensorspill.topology.ranks.replicas import ReplicaSets
 from tensorspill.topology.solver.arrays import Integers
+from tensorspill.topology.writers.plan import longest
+from tensorspill.topology.writers.selection import select_writers
+from tensorspill.topology.writers.slices import Slices
 
 __all__ = ["RULES", "Alternative", "alternatives"]
 

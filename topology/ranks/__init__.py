@@ -1,0 +1,1 @@
+"""Ranks: which process is which, what its launcher says, and the parallel layout."""
