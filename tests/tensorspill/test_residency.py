@@ -170,6 +170,25 @@ def test_half_precision(tmp_path):
         assert Trainer(model, residency).train(3) == expected
 
 
+@pytest.mark.parametrize("kind", [Model, Checkpointed])
+def test_autocast(tmp_path, kind):
+    model, reference = make(kind)
+    with scattered(tmp_path, pool_bytes(model, "two")) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        losses: list[list[float]] = []
+        for trainer in (Trainer(model, residency), Trainer(reference)):
+            losses.append([])
+            for text in batches(3):
+                with torch.autocast("cpu", torch.bfloat16):
+                    loss = loss_of(trainer.model, text)
+                loss.backward()
+                trainer.update()
+                losses[-1].append(loss.item())
+        assert losses[0] == losses[1]
+        residency.close(restore=True)
+    check_equal(model, reference)
+
+
 @st.composite
 def programs(draw):
     """Return how a random model is made, called and spilled."""

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         type=_positive,
-        help="of training, in each run (default: 48, or as many as half a minute allows)",
+        help="of training, in each run (default: 40, or as many as half a minute allows)",
     )
     parser.add_argument(
         "--budget",

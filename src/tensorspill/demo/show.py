@@ -26,7 +26,7 @@ __all__ = ["show"]
 _TEXT_BYTES = 4 << 20
 _PART_IN_MEMORY = 4
 
-_STEPS = 48
+_STEPS = 40
 #: Seconds for the training in memory, unless a number of steps is asked for. On a slow or busy
 #: machine both trainings are shorter.
 _LIMIT = 35.0

@@ -67,8 +67,8 @@ def _both_runs(report: Report, bars: bool) -> RenderableType:
     steps, peak = report.recipe.steps, report.spilled.statistics.peak_bytes
     table = Table(box=SIMPLE_HEAD, pad_edge=True)
     table.add_column("", style="dim")
-    table.add_column("in memory", justify="right")
-    table.add_column("from the drive", justify="right")
+    table.add_column("in memory", justify="right", overflow="fold")
+    table.add_column("from the drive", justify="right", overflow="fold")
     if bars:
         table.add_row("loss, by step", _curve(memory.losses), _curve(drive.losses))
     table.add_row("first loss", repr(memory.losses[0]), repr(drive.losses[0]))

@@ -51,8 +51,8 @@ class Recipe:
     """
 
     shape: Shape = field(default_factory=Shape)
-    steps: int = 48
-    batch: int = 4
+    steps: int = 40
+    batch: int = 8
     rate: float = 1e-3
     warm_up: int = 8
     norm: float = 1.0

@@ -172,8 +172,13 @@ class ResidentMemory:
 
     def _start_over(self, entries: Sequence[Spilled]) -> bool:
         """Let go even the part of `entries` that is here, where it splits the free space."""
-        ours = [e for e in entries if e.state is State.HERE and e.pins == 1 and not e.dirty]
-        self.store.evict(ours)
+        ours = [entry for entry in entries if entry.state is not State.AWAY and entry.pins == 1]
+        for entry in ours:
+            self._await(entry)
+        self.store.write([entry for entry in ours if entry.dirty])
+        for entry in ours:
+            self._await(entry)
+        self.store.evict([e for e in ours if e.state is State.HERE and not e.dirty])
         return bool(ours)
 
     # -- looking ahead ---------------------------------------------------------------------------
@@ -185,12 +190,19 @@ class ResidentMemory:
         self.store.evict([e for e in self.store.held if e.idle and e not in self._rank])
         for group in window:
             away = [entry for entry in group if entry.state is State.AWAY]
-            try:
-                if away:
-                    self.store.read(away)
-                    self.counts["ahead"] += 1
-            except CapacityError:
+            if away and not self._fetch_ahead(away):
                 return
+
+    def _fetch_ahead(self, entries: Sequence[Spilled]) -> bool:
+        free = self.capacity - self.store.held_bytes
+        if sum(entry.nbytes for entry in entries) > free:
+            return False
+        try:
+            self.store.read(entries)
+        except CapacityError:  # what is free is in pieces, or others use the pool as well
+            return False
+        self.counts["ahead"] += 1
+        return True
 
     def _window(self, upcoming: Iterable[Sequence[Spilled]]) -> list[list[Spilled]]:
         """Return the soonest groups that fit beside what is pinned, without repetitions."""
