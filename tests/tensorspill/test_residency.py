@@ -413,6 +413,50 @@ def test_evaluation_between_steps(tmp_path, mode):
         check_idle(residency)
 
 
+def test_the_whole_model_as_one_block(tmp_path):
+    model, reference = make(Model)
+    text = next(batches(1))
+    nbytes = sum(4096 + p.nbytes for p in model.parameters()) // 4096 * 4096
+    with scattered(tmp_path, nbytes) as swapper:
+        residency = Residency(model, [model], swapper)
+        assert is_placeholder(model.bytes.weight)
+        for each in (model, reference):
+            loss_of(each, text).backward()
+        assert interrupt_at(20, lambda: loss_of(model, text))
+        assert torch.equal(loss_of(model, text), loss_of(reference, text))
+        residency.close(restore=True)
+    check_equal(model, reference)
+
+
+def test_dtypes_side_by_side(tmp_path):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+            self.narrow = nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16)
+            self.turning = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex64))
+
+        def forward(self, x):
+            turned = torch.complex(x, x.tanh()) @ self.turning.conj()
+            parts = torch.view_as_real(self.turning).sum(-1) * self.turning.conj().imag
+            x = x + turned.real * turned.imag + x @ parts
+            x = x + self.narrow(x.bfloat16()).float()
+            return torch.tanh(self.wide(x.double()).float())
+
+    class Mixed(Model):
+        def make_block(self, number):
+            return Block()
+
+    model, reference = make(Mixed)
+    expected = Trainer(reference).train(2)
+    with scattered(tmp_path, pool_bytes(model, "two"), dtype=None) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        assert residency.statistics().parameters == 5 * 5
+        assert Trainer(model, residency).train(2) == expected
+        residency.close(restore=True)
+    check_equal(model, reference)
+
+
 def test_gradients_accumulated_over_several_backwards(tmp_path):
     model, reference = make(Model)
     with scattered(tmp_path, pool_bytes(model, "two")) as swapper:
@@ -550,6 +594,24 @@ def test_changes_are_kept_when_the_update_raises(tmp_path):
         check_idle(residency)
         with residency.resident(model.blocks[0]):
             assert (model.blocks[0].expand.bias == 5).all()
+
+
+def test_placeholders_are_neither_saved_nor_loaded(tmp_path):
+    model, reference = make(Model)
+    with scattered(tmp_path, pool_bytes(model, "all")) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        with pytest.raises(UnsupportedError, match="on the drive"):
+            model.state_dict()
+        with pytest.raises(UnsupportedError, match="on the drive"):
+            model.load_state_dict(reference.state_dict())
+        with residency.resident(*model.blocks):
+            saved = {name: value.clone() for name, value in model.state_dict().items()}
+        doubled = {name: 2 * value for name, value in saved.items()}
+        with residency.updating(*model.blocks):
+            model.load_state_dict(doubled)
+        residency.close(restore=True)
+    assert all(torch.equal(saved[name], value) for name, value in reference.state_dict().items())
+    assert all(torch.equal(doubled[name], value) for name, value in model.state_dict().items())
 
 
 def test_frozen_parameters_are_not_written(tmp_path):
@@ -711,6 +773,23 @@ def no_room_for_writes():
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+def test_a_drive_that_is_full_from_the_start(tmp_path):
+    model, reference = make(Model)
+    with scattered(tmp_path, pool_bytes(model, "all")) as swapper:
+        with no_room_for_writes(), pytest.raises(BrokenError):
+            Residency(model, units_of(model), swapper)
+        check_equal(model, reference)
+        assert Trainer(model).train(2) == Trainer(reference).train(2)
+        first = sum(p.nbytes for p in model.blocks[0].parameters())
+    with ParameterSwapper(
+        tmp_path, torch.float32, 1 << 20, min_bytes=0, capacity=first + (1 << 16)
+    ) as swapper:
+        with pytest.raises(CapacityError):
+            Residency(model, units_of(model), swapper)
+        check_equal(model, reference)
+        assert Trainer(model).train(2) == Trainer(reference).train(2)
+
+
 def test_a_write_that_fails_loses_nothing(tmp_path):
     model, reference = make(Model)
     with scattered(tmp_path, pool_bytes(model, "one")) as swapper:
@@ -774,6 +853,11 @@ def test_what_is_no_block(tmp_path):
             residency.add(nn.Linear(2, 2))
         with pytest.raises(UnsupportedError, match="before"):
             residency.add(model.blocks[0])
+        with pytest.raises(UnsupportedError, match="twice"):
+            Residency(model, [model.blocks[4], model.blocks[4]], swapper)
+        with pytest.raises(UnsupportedError, match="module of the model"):
+            Residency(model, [model.blocks[4], nn.Linear(2, 2)], swapper)
+        assert not is_placeholder(model.blocks[4].expand.weight)
         model.late = nn.Linear(WIDTH, 32)
         model.late.weight = model.blocks[0].expand.weight
         with pytest.raises(UnsupportedError, match="outside"):

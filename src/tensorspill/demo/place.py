@@ -54,7 +54,7 @@ def find_mount(folder: Path) -> Mount:
         # btrfs and overlays give files a device number of their own: go by the path then.
         inside = path == point or path.startswith(point.rstrip("/") + "/")
         rank = len(point) + (1 << 20 if device == wanted else 0)
-        if inside and rank > best:
+        if inside and rank >= best:  # a later mount hides an earlier one
             best, found = rank, Mount(_unescaped(source), kind)
     return found
 
@@ -88,8 +88,10 @@ def temporary_folder(folder: Path | None) -> Iterator[Path]:
 
 
 def _best_place() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     places = [Path(cache) / "tensorspill", Path.cwd(), Path(tempfile.gettempdir())]
+    if not os.path.isabs(cache):  # there is no home
+        del places[0]
     return next((place for place in places if _is_on_drive(place)), places[-1])
 
 

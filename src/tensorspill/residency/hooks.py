@@ -12,6 +12,7 @@ from torch import nn
 
 from tensorspill import saved_tensors
 from tensorspill.engine.interrupts import HeldInterrupts
+from tensorspill.errors import UnsupportedError
 from tensorspill.residency.saved import SavedParameter, in_own_memory, locate, new_nodes
 from tensorspill.residency.schedule import Phase, Schedule
 from tensorspill.residency.visits import Backward, Block, Visit, in_backward
@@ -55,17 +56,23 @@ class BlockHooks:
         self._serials = itertools.count()
         self._local = threading.local()
         self._handles: list[Any] = []
+        self._model: nn.Module | None = None
 
     def watch_model(self, model: nn.Module) -> None:
         """Clean up, when `model` is called, after a call that Ctrl-C ended."""
+        self._model = model
         self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
 
     def watch_block(self, block: Block) -> None:
-        """Bring the parameters of `block` from now on."""
+        """Bring the parameters of `block` from now on, and let nobody copy placeholders."""
+        module: Any = block.module  # not all of these methods have types
         before, after = partial(self._before, block), partial(self._after, block)
+        check = partial(_check_held, block)
         self._handles += [
-            block.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            block.module.register_forward_hook(after, always_call=True, with_kwargs=True),
+            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            module.register_forward_hook(after, always_call=True, with_kwargs=True),
+            module.register_state_dict_pre_hook(check),
+            module.register_load_state_dict_pre_hook(check),
         ]
 
     def remove(self) -> None:
@@ -74,8 +81,8 @@ class BlockHooks:
             handle.remove()
 
     def settle(self) -> None:
-        """Let go what a backward that failed has left behind."""
-        self._backward.leave_what_is_over()
+        """Unpin what a backward that failed has left behind."""
+        self._backward.unpin_what_is_over()
 
     # -- forward -------------------------------------------------------------------------------
 
@@ -87,13 +94,19 @@ class BlockHooks:
         calls: list[_Call] = self._local.calls
         return calls
 
-    def _begin(self, *_: Any) -> None:
-        # `always_call` hooks run after an Exception, but not after a KeyboardInterrupt.
+    def _begin(self, model: nn.Module, _: Any) -> None:
+        if not (self._calls and self._calls[0].visit.block.module is model):
+            self._drop_interrupted()
+
+    def _drop_interrupted(self) -> None:
+        """End what a KeyboardInterrupt has ended; `always_call` hooks run for an Exception only."""
         with self._lock:
             while self._calls:
                 self._end_innermost(interrupted=True)
 
-    def _before(self, block: Block, *_: Any) -> None:
+    def _before(self, block: Block, module: nn.Module, *_: Any) -> None:
+        if module is self._model:
+            self._drop_interrupted()
         with self._lock:
             self._backward.leave_what_is_over()
             call = _Call(Visit(next(self._serials), block, block.entries))
@@ -162,3 +175,12 @@ class BlockHooks:
 
     def _enter_backward(self, visit: Visit) -> None:
         self._schedule.acquire(visit.entries, (Phase.BACKWARD, visit.block))
+
+
+def _check_held(block: Block, *_: Any) -> None:
+    """Refuse to save or load a block whose parameters are placeholders."""
+    if not all(entry.pins for entry in block.entries):
+        raise UnsupportedError(
+            f"Parameters of a {type(block.module).__name__} are on the drive",
+            remedy="Save it inside of `resident(module)`, load it inside of `updating(module)`",
+        )

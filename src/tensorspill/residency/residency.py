@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-import torch
 from torch import nn
 
 from tensorspill.errors import CapacityError, ClosedError, UnsupportedError
@@ -19,7 +18,7 @@ from tensorspill.residency.schedule import Phase, Schedule
 from tensorspill.residency.statistics import ResidencyStatistics, footprint, spillable
 from tensorspill.residency.store import ParameterStore
 from tensorspill.residency.visits import Block
-from tensorspill.swap.swapper import ParameterSwapper, SwapStatus
+from tensorspill.swap.swapper import ParameterSwapper
 
 __all__ = ["Residency"]
 
@@ -67,15 +66,18 @@ class Residency:
     CapacityError
         The budget is too small for the largest block, or for fetching ahead if `prefetch` asks for
         it; the error says the smallest that works. The model is unchanged.
+    NoSpaceError, BrokenError
+        The drive has no room, or failed. The model is unchanged.
     UnsupportedError
-        A block is not a module of `model`.
+        A block is not a module of `model`, or is given twice.
 
     Notes
     -----
-    After an error in the middle of a step nothing stays pinned, and the next step can be taken.
-    Views of a parameter that code keeps outside of autograd's saved tensors (in an attribute, say)
-    are not valid after the block's forward; what a block returns in a container that
-    `torch.utils._pytree` doesn't know isn't looked into.
+    ``state_dict`` and ``load_state_dict`` need the parameters of every block concerned in memory:
+    use `resident` and `updating`. After an error in the middle of a step nothing stays pinned, and
+    the next step can be taken. Views of a parameter that code keeps outside of autograd's saved
+    tensors (in an attribute, say) are not valid after the block's forward; what a block returns in
+    a container that `torch.utils._pytree` doesn't know isn't looked into.
     """
 
     def __init__(
@@ -98,10 +100,15 @@ class Residency:
         self._hooks = BlockHooks(self._schedule, self._lock)
         self._closed = self._restored = False
         blocks = list(blocks)
+        self._check_blocks(blocks)
         self._check_budget(blocks)
         self._hooks.watch_model(model)
-        for block in blocks:
-            self.add(block)
+        try:
+            for block in blocks:
+                self.add(block)
+        except BaseException:
+            self.close(restore=True)
+            raise
         self._store.peak_bytes = self._store.resident_bytes
 
     # -- what users call -----------------------------------------------------------------------
@@ -122,7 +129,7 @@ class Residency:
         """
         with self._lock:
             self._check_open()
-            self._check_block(block)
+            self._check_blocks([block])
             self._check_budget([block])
             spilled = self._spillable([block])
             fresh = [p for p in block.parameters() if p in spilled and p not in self._entries]
@@ -218,7 +225,7 @@ class Residency:
             self._hooks.remove()
             self.flush()
             if restore and not self._restored:
-                self._restore()
+                self._store.give_up(self._entries.values())
                 self._restored = True
 
     def __enter__(self) -> Self:
@@ -238,11 +245,13 @@ class Residency:
         if self._closed:
             raise ClosedError("The residency is closed")
 
-    def _check_block(self, block: nn.Module) -> None:
-        if all(block is not module for module in self._model.modules()):
+    def _check_blocks(self, blocks: list[nn.Module]) -> None:
+        modules = set(self._model.modules())
+        known = {block.module for block in self._blocks}
+        if len(known | set(blocks)) < len(known) + len(blocks):
+            raise UnsupportedError("A block was given twice, or added before")
+        if not modules.issuperset(blocks):
             raise UnsupportedError("A block must be a module of the model")
-        if any(block is known.module for known in self._blocks):
-            raise UnsupportedError("This block was added before")
 
     def _check_budget(self, blocks: list[nn.Module]) -> None:
         known = [block.module for block in self._blocks]
@@ -295,10 +304,3 @@ class Residency:
             with self._lock:
                 self._schedule.unpin(entries, changed=changing)
                 self._schedule.tidy()
-
-    def _restore(self) -> None:
-        for parameter in self._entries:
-            if self._swapper.status(parameter) is SwapStatus.NOT_AVAILABLE:
-                memory = torch.empty(parameter.shape, dtype=parameter.dtype)
-                self._swapper.swap_in([parameter], wait=True, buffers=[memory])
-            self._swapper.forget([parameter])

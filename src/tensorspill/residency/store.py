@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError
+
+import torch
 
 from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer
 from tensorspill.residency.clock import TransferClock
 from tensorspill.residency.entry import Spilled, State
-from tensorspill.swap.swapper import ParameterSwapper
+from tensorspill.swap.swapper import ParameterSwapper, SwapStatus
 
 __all__ = ["ParameterStore"]
 
@@ -78,8 +80,31 @@ class ParameterStore:
         CapacityError, BrokenError
             They could not be written, and are as they were.
         """
-        if entries:
-            self._swapper.swap_out([e.parameter for e in entries], wait=True, release=True)
+        if not entries:
+            return
+        parameters = [entry.parameter for entry in entries]
+        transfer = self._swapper.swap_out(parameters, wait=False, release=True)
+        try:
+            transfer.result()
+        except BaseException:
+            if transfer.exception() is None:  # a Ctrl-C came too late to stop it
+                self.give_up(entries)
+            raise
+
+    def give_up(self, entries: Iterable[Spilled]) -> None:
+        """Bring parameters that are away back to ordinary memory for good, one after the other.
+
+        Raises
+        ------
+        BrokenError, CorruptError
+            One could not be read; it and those after it are as they were.
+        """
+        for entry in entries:
+            parameter = entry.parameter
+            if self._swapper.status(parameter) is SwapStatus.NOT_AVAILABLE:
+                memory = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+                self._swapper.swap_in([parameter], wait=True, buffers=[memory])
+            self._swapper.forget([parameter])
 
     def read(self, entries: Sequence[Spilled]) -> None:
         """Begin to read parameters that are away; they are COMING.

@@ -109,8 +109,15 @@ class Backward:
         A pass that failed doesn't say so; its visits are over when no pass, or the one that
         encloses it, is running.
         """
+        if self.unpin_what_is_over(now):
+            self._tidy()
+
+    def unpin_what_is_over(self, now: Visit | None = None) -> bool:
+        """Do the part of this that can't fail; return whether anything was left."""
         current = torch._C._current_graph_task_id()
-        self._leave(
+        if current == -1:
+            self._passes.clear()
+        return self._leave(
             [
                 visit
                 for visit, begun in self._open.items()
@@ -129,13 +136,13 @@ class Backward:
     def _end(self, ended: int) -> None:
         with self._lock:
             self._passes.discard(ended)
-            self._leave([visit for visit, begun in self._open.items() if begun == ended])
+            if self._leave([visit for visit, begun in self._open.items() if begun == ended]):
+                self._tidy()
 
-    def _leave(self, visits: Sequence[Visit]) -> None:
+    def _leave(self, visits: Sequence[Visit]) -> bool:
         with HeldInterrupts():
             for visit in visits:
                 del self._open[visit]
                 self._unpin(visit.entries)
                 self._latest = None
-        if visits:
-            self._tidy()
+        return bool(visits)
