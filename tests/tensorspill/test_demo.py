@@ -230,7 +230,10 @@ def test_the_folder_is_made_where_it_is_asked_for_and_removed(tmp_path):
     with temporary_folder(tmp_path / "new") as folder:
         assert folder.parent == tmp_path / "new"
         (folder / "something").write_text("x")
-    assert not folder.exists()
+    assert not list(tmp_path.iterdir())
+    with temporary_folder(tmp_path):
+        pass
+    assert tmp_path.exists()
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

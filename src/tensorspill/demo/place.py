@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +76,7 @@ def temporary_folder(folder: Path | None) -> Iterator[Path]:
         No folder can be made there.
     """
     parent = folder or _best_place()
+    missing = not parent.exists()
     try:
         parent.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(
@@ -83,8 +84,13 @@ def temporary_folder(folder: Path | None) -> Iterator[Path]:
         )
     except OSError as error:
         raise BrokenError.from_oserror(error, "Can't make a folder", path=parent) from error
-    with made as path:
-        yield Path(path)
+    try:
+        with made as path:
+            yield Path(path)
+    finally:
+        if missing:
+            with suppress(OSError):  # others use it meanwhile
+                parent.rmdir()
 
 
 def _best_place() -> Path:
