@@ -30,6 +30,9 @@ class File:
     memory_alignment : int
         Multiple, in bytes, that an address must be for its bytes to move without a copy, wherever
         the file offset is a multiple of it too; 1 if any address will do.
+    copies_cheaply : bool
+        Whether bytes of ordinary memory move faster through staging blocks than straight from where
+        they are, so that aligning a file's content with its memory does not pay.
     granule : int
         Unit of whole blocks in bytes: writes of less than that may touch what is beside them.
     exclusive : bool
@@ -38,6 +41,7 @@ class File:
     """
 
     memory_alignment: int = 1
+    copies_cheaply: bool = False
     granule: int = 4096
     exclusive: bool = False
 

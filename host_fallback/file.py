@@ -10,7 +10,7 @@ from tensorspill.engine.file import File
 from tensorspill.engine.folder import Folder
 from tensorspill.engine.ledger import Ledger
 from tensorspill.errors import BrokenError, NoSpaceError, UnsupportedError
-from tensorspill.host_fallback.alignment import Alignment, find_alignment
+from tensorspill.host_fallback.alignment import Alignment, find_alignment, is_paravirtual
 from tensorspill.host_fallback.options import PAGE, AioOptions
 
 __all__ = ["AioFile", "open_file"]
@@ -63,6 +63,7 @@ def open_file(
         # At least a page, of which the page cache can't keep a part.
         file.granule = max(alignment.offset, PAGE)
         file.memory_alignment = alignment.memory
+        file.copies_cheaply = is_paravirtual(direct_fd)
     return file
 
 

@@ -154,7 +154,8 @@ def _stop_early(ring: Any, job: int) -> bool:
 def _fill(ring: Any) -> bool:
     """Start blocks until no slot, no staging block or no work is left.
 
-    Return False if there is more to start at once: buffered blocks give way to completions.
+    Return False if there is more to start at once: what takes this thread's time, a buffered block
+    or one that was copied, first lets the drive have what is ready.
     """
     state = ring.state
     while state[COUNT] > 0:
@@ -176,6 +177,8 @@ def _fill(ring: Any) -> bool:
             return True
         else:
             _queue_block(ring, job, segment, length)
+            if segment.mode != _DIRECT and segment.write != 0:
+                return False
         if buffered and state[IN_FLIGHT] + state[PENDING] + state[ENDED] > 0:
             return False
     return True
@@ -225,7 +228,12 @@ def _reap(ring: Any, least: int) -> int:
     state[IN_FLIGHT] -= r
     for i in range(r):
         event = ring.events[i]
+        copied = ring.slots[event.data].staging >= 0
         complete(ring, event.data, event.res)
+        if copied and i + 1 < r:
+            # Copying took a while, in which the drive may have run out of work.
+            _fill(ring)
+            _submit(ring)
     return 0
 
 

@@ -41,8 +41,9 @@ class OpenDrive:
 
     @property
     def alignments(self) -> tuple[int, int]:
-        """Alignment of extents in the file, and of memory that moves without a copy."""
-        return max(self.file.granule, BLOCK), self.file.memory_alignment
+        """Alignment of extents in the file, and of memory that is worth moving without a copy."""
+        memory = 1 if self.file.copies_cheaply else self.file.memory_alignment
+        return max(self.file.granule, BLOCK), memory
 
     @property
     def stripe(self) -> int:
