@@ -29,7 +29,6 @@ from tensorspill.errors import (
 from tensorspill.pool import BufferPool
 from tensorspill.spill.file import SpillFile
 from tests.conformance.data import random_bytes
-from tests.faults import small_file_system
 from tests.faults.file_systems import small_file_system
 from tests.faults.limits import file_size_limit
 from tests.spill.helpers import check_spill, compile_kernels, storm
