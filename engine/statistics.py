@@ -24,6 +24,9 @@ class PathStatistics:
         Input/output operations.
     seconds : float
         Time during which at least one operation of this path was under way.
+    slowest : float
+        Seconds that the slowest operation took; of a drive that slows down in the middle, this
+        grows while `seconds` per operation may not.
     why : str
         Why these bytes took this path.
     """
@@ -32,6 +35,7 @@ class PathStatistics:
     io_bytes: int = 0
     operations: int = 0
     seconds: float = 0.0
+    slowest: float = 0.0
     why: str = ""
 
     def __add__(self, other: PathStatistics) -> PathStatistics:
@@ -40,6 +44,7 @@ class PathStatistics:
             self.io_bytes + other.io_bytes,
             self.operations + other.operations,
             self.seconds + other.seconds,
+            max(self.slowest, other.slowest),
             self.why or other.why,
         )
 

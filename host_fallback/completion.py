@@ -79,7 +79,8 @@ def advance(ring: Any, number: int, done: int, fd: int) -> None:
     """Count the first `done` bytes of an operation that fell short and submit the rest."""
     slot = ring.slots[number]
     requests, _ = tables(ring, slot.job)
-    count(ring, slot.job, slot.path, settle(requests, slot, done), done)
+    elapsed = ring.clock[2] - slot.begun
+    count(ring, slot.job, slot.path, settle(requests, slot, done), done, elapsed)
     slot.offset += done
     slot.nbytes -= done
     slot.want -= done
@@ -150,5 +151,6 @@ def complete(ring: Any, number: int, res: int) -> None:
             fail(ring, slot.job, code, slot.file, begin, stop - begin)
             release_slot(ring, number)
             return
-    count(ring, slot.job, path, settle(requests, slot, want), slot.nbytes)
+    elapsed = ring.clock[2] - slot.begun
+    count(ring, slot.job, path, settle(requests, slot, want), slot.nbytes, elapsed)
     release_slot(ring, number)

@@ -136,8 +136,8 @@ class Job:
 
 
 def _path_statistics(path: Path, moved: Table, seconds: float) -> PathStatistics:
-    nbytes, io_bytes, operations = (int(value) for value in moved)
-    return PathStatistics(nbytes, io_bytes, operations, seconds, WHY[path])
+    nbytes, io_bytes, operations, slowest = (int(value) for value in moved)
+    return PathStatistics(nbytes, io_bytes, operations, seconds, slowest / 1e9, WHY[path])
 
 
 def split(requests: Table, parts: int, block_bytes: int) -> list[Table]:

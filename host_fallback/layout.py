@@ -75,7 +75,7 @@ SEGMENT = np.dtype(
 
 #: An operation under way, of one or more `pieces` of memory (see `Ring.vectors`), the first at
 #: `addr`. `want` is how many of `nbytes` must be moved for success; `staging` is
-#: -1 or the staging block; copying begins at `request` and ends at `last`.
+#: -1 or the staging block; copying begins at `request` and ends at `last`. `begun` is a time in ns.
 SLOT = np.dtype(
     [
         ("job", "i4"),
@@ -91,6 +91,7 @@ SLOT = np.dtype(
         ("useful", "i8"),
         ("request", "i8"),
         ("last", "i8"),
+        ("begun", "i8"),
     ]
 )
 

@@ -37,11 +37,13 @@ def stopped(ring: Any, path: int) -> None:
 
 
 @compiled
-def count(ring: Any, job: int, path: int, nbytes: int, io_bytes: int) -> None:
-    """Account bytes that were moved."""
-    ring.moved[job, path, 0] += nbytes
-    ring.moved[job, path, 1] += io_bytes
-    ring.moved[job, path, 2] += 1
+def count(ring: Any, job: int, path: int, nbytes: int, io_bytes: int, elapsed: int) -> None:
+    """Account bytes that were moved, and how long it took."""
+    moved = ring.moved[job, path]
+    moved[0] += nbytes
+    moved[1] += io_bytes
+    moved[2] += 1
+    moved[3] = max(moved[3], elapsed)
 
 
 @compiled

@@ -94,6 +94,7 @@ def _queue_block(ring: Any, job: int, segment: Any, length: int) -> None:
     if segment.mode == _DIRECT:
         _join_pieces(ring, job, number)
     started(ring, segment.path)
+    slot.begun = libc.nanoseconds(ring.clock)
     fill_iocb(ring, number, files[segment.file].direct)
     row.in_flight += 1
 
@@ -131,12 +132,14 @@ def _buffered_block(ring: Any, job: int, segment: Any, length: int) -> None:
     offset = segment.offset + row.position
     started(ring, segment.path)
     fd = files[segment.file].buffered
+    begun = libc.nanoseconds(ring.clock)
     code = synchronous(fd, segment.write != 0, segment.addr + row.position, offset, length)
     stopped(ring, segment.path)
     if code:
         fail(ring, job, code, segment.file, offset, length)
     else:
-        count(ring, job, segment.path, length, length)
+        elapsed = libc.nanoseconds(ring.clock) - begun
+        count(ring, job, segment.path, length, length, elapsed)
 
 
 @compiled
@@ -226,6 +229,7 @@ def _reap(ring: Any, least: int) -> int:
         code = libc.errno()
         return 0 if code == _EINTR else code
     state[IN_FLIGHT] -= r
+    ring.clock[2] = libc.nanoseconds(ring.clock)
     for i in range(r):
         event = ring.events[i]
         copied = ring.slots[event.data].staging >= 0

@@ -62,7 +62,7 @@ class Ring(NamedTuple):
         Stacks of free slots and staging blocks, the queue of job numbers, jobs that ended.
     jobs : ndarray of `JOB`
     moved : ndarray of int64
-        ``[job, path, (bytes, io bytes, operations)]``.
+        ``[job, path, (bytes, io bytes, operations, nanoseconds of the slowest)]``.
     busy : ndarray of int64
         ``[path, (operations under way, since when, nanoseconds with any under way)]``.
     state : ndarray of int64
@@ -70,7 +70,8 @@ class Ring(NamedTuple):
     inbox : ndarray of int64
         One element; not 0 when new jobs wait for the owner.
     timeout, clock : ndarray of int64
-        A ``timespec`` for waiting while the queue is not full, and scratch space.
+        A ``timespec`` for waiting while the queue is not full; scratch space for reading the clock,
+        and, third, when completions were last taken.
     """
 
     context: int
@@ -112,10 +113,10 @@ def new_ring(context: int, block_bytes: int, depth: int) -> Ring:
         order=np.zeros(JOBS, "i8"),
         ended=np.zeros(JOBS, "i8"),
         jobs=np.zeros(JOBS, JOB),
-        moved=np.zeros((JOBS, len(Path), 3), "i8"),
+        moved=np.zeros((JOBS, len(Path), 4), "i8"),
         busy=np.zeros((len(Path), 3), "i8"),
         state=state,
         inbox=np.zeros(1, "i8"),
         timeout=np.array([0, PATIENCE], "i8"),
-        clock=np.zeros(2, "i8"),
+        clock=np.zeros(3, "i8"),
     )

@@ -39,6 +39,7 @@ def test_bytes_by_path_add_up(engine: Engine):
         assert path.operations > 0
         assert path.io_bytes >= path.nbytes
         assert path.seconds > 0
+        assert 0 < path.slowest <= path.seconds
         assert path.why
 
 

@@ -8,6 +8,7 @@ import fnmatch
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -413,3 +414,21 @@ def test_a_drive_that_is_gone(tmp_path: Path, direct):
         engine.close()
     with aio(tmp_path) as elsewhere:
         assert usable(elsewhere)
+
+
+def test_a_drive_that_slows_down_in_the_middle(engine: Engine, drive):
+    """Nothing is lost, and the statistics show the slowest operation."""
+    content = random_bytes(MIB)
+    with engine.open("x", "w", size=MIB) as file:
+        write(engine, file, content)
+        before = max(path.slowest for path in engine.statistics().by_path.values())
+        drive.rules(Rule("x", "write", begin=MIB // 2, stall=True))
+        transfer = engine.submit([Request(content, file, write=True)])
+        drive.wait_for_stall()
+        time.sleep(before + 0.2)
+        assert not transfer.done()
+        drive.rules()
+        transfer.result(60)
+        assert torch.equal(read(engine, file, MIB), content)
+    slowest = max(path.slowest for path in engine.statistics().by_path.values())
+    assert slowest >= before + 0.2
