@@ -29,7 +29,7 @@ from tensorspill.errors import (
 from tensorspill.pool import BufferPool, ExtentAllocator
 from tensorspill.residency import Residency, footprint
 from tensorspill.swap.swapper import ParameterSwapper
-from tests.tensorspill.residency_models import (
+from tests.residency.models import (
     KINDS,
     VALUES,
     WIDTH,
