@@ -38,7 +38,7 @@ class Engine(ABC):
     Everything may be called from any thread. Batches are started in the order of submission and
     may overtake one another; who needs an order waits for the first transfer.
 
-    A subclass provides `_open`, `_start`, `_stop`, `_release` and `_extra`.
+    A subclass provides `_open`, `_start`, `_release` and `_extra`.
     """
 
     #: How users name the engine in ``backend=``.

@@ -58,9 +58,9 @@ def find_alignment(fd: int) -> Alignment | None:
 def is_paravirtual(fd: int) -> bool:
     """Whether the drive below is one that a hypervisor lends (virtio).
 
-    There a host maps every page of an operation: from memory in pages of 4 KiB, 1 GiB moved at half
-    of the rate that it had through staging blocks in huge pages (benchmarks/host_path.py). Drives
-    of the machine's own were not measured.
+    On such a drive 1 GiB of memory in pages of 4 KiB moved at 0.6 of the rate that it had through
+    staging blocks, which are in huge pages (benchmarks/host_path.py). Drives of the machine's own
+    were not measured.
     """
     return "/virtio" in os.path.realpath(_block_device(fd))
 

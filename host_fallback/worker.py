@@ -118,6 +118,8 @@ class Worker:
 
     def _take_jobs(self, context: Context, active: dict[int, Job], numbers: list[int]) -> bool:
         """Move jobs from the inbox to the ring; wait if it has none. False at the end."""
+        # With all numbers taken, jobs wait for one to end; the ring must not come back for them.
+        self._flag[0] = 0
         while numbers:
             # Cleared before looking, so that a job put meanwhile raises it again.
             self._flag[0] = 0
