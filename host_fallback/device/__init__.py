@@ -1,0 +1,1 @@
+"""CUDA memory on the host path: staging through page-locked blocks, disk and PCIe overlapped."""

@@ -1,0 +1,1 @@
+"""CUDA memory through cuda-python and CuPy: contexts, allocation, page-locking, registration."""

@@ -1,0 +1,1 @@
+"""Kernels over memory: packing with dtype conversion, and the digest, on GPU and CPU."""

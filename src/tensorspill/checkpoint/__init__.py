@@ -1,0 +1,1 @@
+"""Checkpoints: every byte once, by the right writers, and never half-committed."""

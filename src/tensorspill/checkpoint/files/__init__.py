@@ -1,0 +1,1 @@
+"""The files of a checkpoint: format, manifest, streaming writes and reads, commit."""

@@ -1,0 +1,1 @@
+"""What can be done with a checkpoint that exists: list, verify, show, export, compare."""

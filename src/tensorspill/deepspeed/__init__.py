@@ -1,0 +1,1 @@
+"""DeepSpeed on this library's engines: its operator interface, its swapper, its writer factory."""

@@ -1,0 +1,1 @@
+"""The doctor: what this machine can do, layer by layer, with evidence and remedies."""

@@ -1,0 +1,1 @@
+"""Optimizer states that live on the drive."""

@@ -1,0 +1,1 @@
+"""Profiling: how fast a drive is, which path bytes took, and what to set."""

@@ -1,0 +1,1 @@
+"""What a step was made of: compute, transfer and stall, as frozen records."""
