@@ -94,11 +94,27 @@ install_torch() {
         "or name a folder that holds the CPU wheel: PIP_FIND_LINKS=/folder make ..."
 }
 
+# The extra with kvikio and the CUDA libraries of the release that torch was built for. Tests run
+# them on a stand-in for the driver, so they are of use without a GPU too.
+cuda_extra() {
+    "$venv/bin/python" -c 'import torch
+print("cu12" if (torch.version.cuda or "").startswith("12") else "cu13")'
+}
+
 install_project() {
     local extras
     extras=$(IFS=,; echo "$*")
     say "installing tensorspill${extras:+ with the extras $extras}"
     install --editable ".${extras:+[$extras]}"
+}
+
+# Not every machine has builds of them; what needs them is skipped then, saying so.
+install_cuda_packages() {
+    local extra
+    extra=$(cuda_extra)
+    say "installing the packages of the extra $extra (about 2 GB, once)"
+    install --editable ".[$extra]" ||
+        say "warning: could not install them: tests of the GPU paths will be skipped"
 }
 
 # An environment whose interpreter went away (an upgrade, a moved checkout) is made anew.
@@ -107,3 +123,6 @@ if ! new_enough "$venv/bin/python" || ! pip --version >/dev/null 2>&1; then
 fi
 install_torch
 install_project "$@"
+case " $* " in
+*" test "*) install_cuda_packages ;;
+esac
