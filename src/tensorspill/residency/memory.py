@@ -107,6 +107,10 @@ class ResidentMemory:
         self.store.collect()
         self._arrange(upcoming)
 
+    def look_ahead(self, upcoming: Iterable[Sequence[Spilled]]) -> None:
+        """Fetch what comes next, as far as there is room; neither waits nor raises."""
+        self._arrange(upcoming)
+
     def flush(self) -> None:
         """Write what changed, wait for all transfers, and let go everything that is not pinned.
 

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+import torch
 from torch import nn
 
 from tensorspill.errors import CapacityError, ClosedError, UnsupportedError
+from tensorspill.residency import registry
 from tensorspill.residency.entry import Spilled
+from tensorspill.residency.gradients import SpilledGradients
 from tensorspill.residency.hooks import BlockHooks
 from tensorspill.residency.memory import ResidentMemory
-from tensorspill.residency.schedule import Phase, Schedule
+from tensorspill.residency.schedule import Phase, Schedule, Step
 from tensorspill.residency.statistics import ResidencyStatistics, footprint, spillable
 from tensorspill.residency.store import ParameterStore
 from tensorspill.residency.visits import Block
@@ -92,7 +95,10 @@ class Residency:
         self._swapper = swapper
         self._prefetch = prefetch
         self._blocks: list[Block] = []
-        self._entries: dict[nn.Parameter, Spilled] = {}
+        self._entries: dict[torch.Tensor, Spilled] = {}
+        self._groups: dict[tuple[Spilled, ...], Block] = {}
+        #: Those that are spilled too; None if gradients stay in memory.
+        self.gradients: SpilledGradients | None = None
         self._store = ParameterStore(swapper)
         self._memory = ResidentMemory(self._store, swapper.budget, prefetch)
         self._schedule = Schedule(self._memory, self._blocks)
@@ -133,10 +139,11 @@ class Residency:
             self._check_budget([block])
             spilled = self._spillable([block])
             fresh = [p for p in block.parameters() if p in spilled and p not in self._entries]
-            entries = {parameter: Spilled(parameter) for parameter in fresh}
+            entries: dict[torch.Tensor, Spilled] = {p: Spilled(p) for p in fresh}
             self._store.keep_outside(self._outside_bytes())
             self._store.adopt(list(entries.values()))
             self._entries |= entries
+            registry.enter(entries, self)
             self._store.keep_outside(self._outside_bytes())
             self._blocks.append(Block(len(self._blocks), block))
             for known in self._blocks:  # what earlier blocks share with this one is spilled now
@@ -164,6 +171,44 @@ class Residency:
         """
         with self._using(modules, Phase.UPDATE):
             yield
+
+    @contextmanager
+    def updating_parameters(self, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Return a context in which these parameters are in memory to be changed.
+
+        As `updating`, for an optimizer that goes by groups of its own. Groups that follow one
+        another each step are fetched ahead from the second time on; the first time, `fetch_ahead`
+        says what is next.
+
+        Parameters
+        ----------
+        parameters : iterable of torch.nn.Parameter
+            What is not spilled is not touched.
+
+        Raises
+        ------
+        CapacityError
+            They don't fit in memory together; see `memory_for`.
+        SpillError
+            A read failed, or an earlier write.
+        """
+        entries = self._known(parameters)
+        group = self._groups.setdefault(tuple(entries), Block(-1, None, entries))
+        with self._holding(entries, (Phase.UPDATE, group), changing=True):
+            yield
+
+    def fetch_ahead(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Begin to read these parameters if there is room: they will be needed next.
+
+        Never waits for a transfer. Several calls announce several groups, in that order.
+        """
+        with self._lock:
+            self._check_open()
+            self._schedule.fetch_ahead(self._known(parameters))
+
+    def memory_for(self, parameters: Iterable[torch.Tensor]) -> int:
+        """Return how many bytes of the budget these parameters take while they are in memory."""
+        return sum(entry.nbytes for entry in self._known(parameters))
 
     @contextmanager
     def resident(self, *modules: nn.Module) -> Iterator[None]:
@@ -226,6 +271,7 @@ class Residency:
             self.flush()
             if restore and not self._restored:
                 self._store.give_up(self._entries.values())
+                registry.leave(self._entries)
                 self._restored = True
 
     def __enter__(self) -> Self:
@@ -247,14 +293,14 @@ class Residency:
 
     def _check_blocks(self, blocks: list[nn.Module]) -> None:
         modules = set(self._model.modules())
-        known = {block.module for block in self._blocks}
+        known: set[nn.Module | None] = {block.module for block in self._blocks}
         if len(known | set(blocks)) < len(known) + len(blocks):
             raise UnsupportedError("A block was given twice, or added before")
         if not modules.issuperset(blocks):
             raise UnsupportedError("A block must be a module of the model")
 
     def _check_budget(self, blocks: list[nn.Module]) -> None:
-        known = [block.module for block in self._blocks]
+        known = [block.module for block in self._blocks if block.module is not None]
         needs = footprint(self._model, [*known, *blocks], self._can_spill)
         smallest = needs.prefetch_budget if self._prefetch else needs.smallest_budget
         budget = needs.outside_bytes + self._swapper.budget
@@ -276,27 +322,38 @@ class Residency:
         return movable and parameter.is_contiguous() and self._swapper.swappable(parameter)
 
     def _spillable(self, more: list[nn.Module]) -> dict[nn.Parameter, None]:
-        blocks = [block.module for block in self._blocks] + more
+        blocks = [block.module for block in self._blocks if block.module is not None] + more
         spilled = spillable(self._model, blocks, self._can_spill)
         if any(parameter not in spilled for parameter in self._entries):
             raise UnsupportedError("A spilled parameter is used outside of blocks by now")
         return spilled
 
-    def _spilled(self, module: nn.Module) -> list[Spilled]:
+    def _spilled(self, module: nn.Module | None) -> list[Spilled]:
+        if module is None:
+            return []
         return [self._entries[p] for p in module.parameters() if p in self._entries]
 
     def _outside_bytes(self) -> int:
         return sum(p.nbytes for p in self._model.parameters() if p not in self._entries)
 
+    def _known(self, parameters: Iterable[torch.Tensor]) -> list[Spilled]:
+        return [self._entries[p] for p in dict.fromkeys(parameters) if p in self._entries]
+
     @contextmanager
     def _using(self, modules: tuple[nn.Module, ...], phase: Phase) -> Iterator[None]:
+        entries = list(dict.fromkeys(e for m in modules for e in self._spilled(m)))
+        block = next((b for b in self._blocks if modules == (b.module,)), None)
+        step = None if block is None else (phase, block)
+        with self._holding(entries, step, changing=phase is Phase.UPDATE):
+            yield
+
+    @contextmanager
+    def _holding(
+        self, entries: list[Spilled], step: Step | None, *, changing: bool
+    ) -> Iterator[None]:
         with self._lock:
             self._check_open()
             self._hooks.settle()
-            entries = list(dict.fromkeys(e for m in modules for e in self._spilled(m)))
-            block = next((b for b in self._blocks if modules == (b.module,)), None)
-            step = None if block is None else (phase, block)
-            changing = phase is Phase.UPDATE
             self._schedule.acquire(entries, step, changing=changing)
         try:
             yield

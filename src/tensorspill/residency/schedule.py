@@ -11,7 +11,7 @@ from tensorspill.residency.memory import ResidentMemory
 from tensorspill.residency.order import Order
 from tensorspill.residency.visits import Block
 
-__all__ = ["Phase", "Schedule"]
+__all__ = ["Phase", "Schedule", "Step"]
 
 _LOOK_AHEAD = 4
 
@@ -26,7 +26,7 @@ class Phase(enum.Enum):
     READ = enum.auto()
 
 
-Step = tuple[Phase, int]
+Step = tuple[Phase, Block]
 
 
 class Schedule:
@@ -44,12 +44,13 @@ class Schedule:
         self._memory = memory
         self._blocks = blocks
         self._order: Order[Step] = Order(self._guess)
+        self._hints: list[tuple[Spilled, ...]] = []
         self.find = memory.store.find
 
     def acquire(
         self,
         entries: Sequence[Spilled],
-        step: tuple[Phase, Block] | None = None,
+        step: Step | None = None,
         *,
         changing: bool = False,
     ) -> None:
@@ -72,7 +73,8 @@ class Schedule:
             A read failed, or an earlier write.
         """
         if step is not None:
-            self._order.visited((step[0], step[1].number))
+            self._order.visited(step)
+        self._hints = [hint for hint in self._hints if set(hint).isdisjoint(entries)]
         try:
             self._memory.acquire(entries, self._upcoming(), changing=changing)
         except BrokenError:
@@ -88,21 +90,31 @@ class Schedule:
         """Write what changed, let go what is not needed soon, fetch what is."""
         self._memory.tidy(self._upcoming())
 
+    def fetch_ahead(self, entries: Sequence[Spilled]) -> None:
+        """Take for granted that these are needed next, after what was announced before."""
+        if entries and tuple(entries) not in self._hints:
+            self._hints.append(tuple(entries))
+        self._memory.look_ahead(self._upcoming())
+
     def _upcoming(self) -> Iterator[Sequence[Spilled]]:
-        for _, number in self._order.upcoming(_LOOK_AHEAD * len(self._blocks)):
-            yield self._blocks[number].entries
+        yield from self._hints
+        for _, block in self._order.upcoming(_LOOK_AHEAD * len(self._blocks)):
+            yield block.entries
 
     def _guess(self, step: Step) -> Step | None:
         """Return what follows a step in plain training."""
-        phase, number = step
-        last = len(self._blocks) - 1
+        phase, block = step
+        if block.number < 0:
+            return None
+        first, last = self._blocks[0], self._blocks[-1]
+        if phase is Phase.BACKWARD or phase is Phase.RECOMPUTE:
+            before = self._blocks[block.number - 1] if block is not first else None
+            return (Phase.BACKWARD, before) if before else (Phase.UPDATE, first)
+        if block is not last:
+            return phase, self._blocks[block.number + 1]
         if phase is Phase.FORWARD:
-            return (phase, number + 1) if number < last else (Phase.BACKWARD, number)
-        if phase is Phase.UPDATE:
-            return (phase, number + 1) if number < last else (Phase.FORWARD, 0)
-        if phase is Phase.READ:
-            return (phase, number + 1) if number < last else None
-        return (Phase.BACKWARD, number - 1) if number else (Phase.UPDATE, 0)
+            return Phase.BACKWARD, block
+        return (Phase.FORWARD, first) if phase is Phase.UPDATE else None
 
     def _too_small(self, entries: Iterable[Spilled], error: CapacityError) -> CapacityError:
         asked = sum(entry.nbytes for entry in entries)

@@ -19,20 +19,20 @@ __all__ = ["Backward", "Block", "Visit", "in_backward"]
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A module that is fetched and let go as a whole.
+    """Parameters that are fetched and let go together.
 
     Attributes
     ----------
     number : int
-        Its place among the blocks.
-    module : torch.nn.Module
-        What it computes with.
+        Its place among the blocks; -1 for a group that is only updated together.
+    module : torch.nn.Module or None
+        What computes with them.
     entries : list of Spilled
         Its parameters, of those that are spilled.
     """
 
     number: int
-    module: nn.Module
+    module: nn.Module | None
     entries: list[Spilled] = field(default_factory=list)
 
 
