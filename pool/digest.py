@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tensorspill.errors import UnsupportedError
 from tensorspill.pool.buffer import Buffer
 
-__all__ = ["digest", "digest_reference"]
+__all__ = ["digest", "digest_reference", "finished"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -36,15 +36,22 @@ _LENGTH = 0xD1B54A32D192ED03
 def digest(data: torch.Tensor | NDArray[Any] | Buffer | Any) -> int:
     """Return the digest of the raw bytes of a tensor, array, buffer or buffer-protocol object.
 
-    Any address and any number of bytes will do. The GIL is let go while it computes.
+    Any address and any number of bytes will do. The GIL is let go while it computes. Memory of a
+    GPU is read there, after what its current stream is doing; see
+    `tensorspill.pool.kernels.digesting` for many tensors at a time.
 
     Raises
     ------
     UnsupportedError
-        The data is not contiguous, not in host memory, or has no memory at all.
+        The data is not contiguous, on a device that is no GPU of NVIDIA's, or has no memory at all.
     ClosedError
         The buffer was released.
     """
+    on_device = _device_tensor(data)
+    if on_device is not None:
+        from tensorspill.pool.kernels.digesting import begin_digests
+
+        return begin_digests([on_device]).values()[0]
     # Late, because importing numba takes a good part of a second.
     from tensorspill.pool.digest_kernels import sum_words
 
@@ -54,7 +61,12 @@ def digest(data: torch.Tensor | NDArray[Any] | Buffer | Any) -> int:
     tail = raw[words * 8 :].tobytes()
     if tail:
         total += _mix(int.from_bytes(tail, "little") + (words + 1) * _GOLDEN)
-    return _mix(total + raw.nbytes * _LENGTH)
+    return finished(total, raw.nbytes)
+
+
+def finished(total: int, nbytes: int) -> int:
+    """Return the digest of so many bytes from the sum of their mixed words, modulo 2**64."""
+    return _mix(total + nbytes * _LENGTH)
 
 
 def digest_reference(data: bytes) -> int:
@@ -74,13 +86,27 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def _device_tensor(data: Any) -> torch.Tensor | None:
+    """Return the tensor that memory of a GPU is, or None for what is no such memory."""
+    if isinstance(data, Buffer):
+        data = data.tensor
+    if isinstance(data, torch.Tensor):
+        return data if data.is_cuda else None
+    if not hasattr(data, "__cuda_array_interface__"):
+        return None
+    try:
+        return torch.as_tensor(data, device="cuda")
+    except Exception as error:
+        raise UnsupportedError(f"This {type(data).__name__} can't be digested: {error}") from error
+
+
 def _bytes_of(data: Any) -> NDArray[np.uint8]:
     """Return the raw memory as a 1-D array of bytes, without a copy."""
     if isinstance(data, Buffer):
         data = data.tensor
     if isinstance(data, torch.Tensor):
         if not data.is_cpu:
-            raise UnsupportedError(f"No digests of memory on {data.device} in this version")
+            raise UnsupportedError(f"No digests of memory on {data.device}")
         if not data.is_contiguous():
             raise UnsupportedError("The tensor is not contiguous")
         if data.numel() == 0:
