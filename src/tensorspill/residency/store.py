@@ -9,8 +9,10 @@ from concurrent.futures import CancelledError
 
 import torch
 
+from tensorspill import timeline
 from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer
+from tensorspill.errors import UnsupportedError
 from tensorspill.residency.clock import TransferClock
 from tensorspill.residency.entry import Spilled, State
 from tensorspill.swap.swapper import ParameterSwapper, SwapStatus
@@ -50,6 +52,7 @@ class ParameterStore:
         self.held: dict[Spilled, None] = {}
         self.held_bytes = self.outside_bytes = self.peak_bytes = 0
         self.clock = TransferClock()
+        self._complaints: list[UnsupportedError] = []
         self.counts = dict.fromkeys(("evictions", "bytes_in", "bytes_out"), 0)
 
     @property
@@ -90,6 +93,8 @@ class ParameterStore:
             if transfer.exception() is None:  # a Ctrl-C came too late to stop it
                 self.give_up(entries)
             raise
+        for entry in entries:
+            entry.away = entry.parameter.data
 
     def give_up(self, entries: Iterable[Spilled]) -> None:
         """Bring parameters that are away back to ordinary memory for good, one after the other.
@@ -102,9 +107,24 @@ class ParameterStore:
         for entry in entries:
             parameter = entry.parameter
             if self._swapper.status(parameter) is SwapStatus.NOT_AVAILABLE:
-                memory = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+                with torch.inference_mode(False):
+                    memory = torch.empty(
+                        parameter.shape, dtype=parameter.dtype, device=parameter.device
+                    )
                 self._swapper.swap_in([parameter], wait=True, buffers=[memory])
             self._swapper.forget([parameter])
+
+    def drop(self, entries: Iterable[Spilled]) -> None:
+        """Give back the room, in memory and on the drive, of what nobody needs any more.
+
+        Nothing of it may be pinned. What is dropped is a placeholder from now on.
+        """
+        for entry in entries:
+            self.outcome(entry)
+            if entry.state is State.HERE:
+                entry.dirty = False
+                self.evict([entry])
+            self._swapper.forget([entry.parameter], lose=True)
 
     def read(self, entries: Sequence[Spilled]) -> None:
         """Begin to read parameters that are away; they are COMING.
@@ -113,7 +133,14 @@ class ParameterStore:
         ------
         CapacityError
             The pool has no room for all of them; nothing changed.
+        UnsupportedError
+            One was given other data meanwhile; its placeholder is back, and the drive's value
+            counts.
         """
+        for entry in entries:
+            if entry.away is not None and not _same_place(entry.parameter, entry.away):
+                entry.parameter.data = entry.away
+                raise _replaced(entry)
         begun = time.perf_counter()
         with HeldInterrupts():
             transfer = self._swapper.swap_in([e.parameter for e in entries], wait=False)
@@ -150,15 +177,37 @@ class ParameterStore:
 
     def evict(self, entries: Sequence[Spilled]) -> None:
         """Let go the memory of parameters that are HERE."""
+        for entry in entries:
+            self.take_replaced(entry)
+        entries = [entry for entry in entries if not entry.dirty]
         if not entries:
             return
         with HeldInterrupts():
             self._swapper.release([e.parameter for e in entries])
             for entry in entries:
-                self._left(entry)
                 del self._at[entry.address]
                 del self._starts[bisect.bisect_left(self._starts, entry.address)]
+                entry.away = entry.parameter.data
+                self._left(entry)
             self.counts["evictions"] += len(entries)
+
+    def take_replaced(self, entry: Spilled) -> None:
+        """Take over the value of a parameter in memory that was given other data.
+
+        Data of another shape, dtype or device is refused at the next `collect`; the value is then
+        what it was.
+        """
+        memory, data = entry.memory, entry.parameter.data
+        if memory is None or _same_place(data, memory):
+            return
+        self.outcome(entry)
+        with torch.inference_mode(False), torch.no_grad():
+            entry.parameter.data = memory
+            if (data.shape, data.dtype, data.device) == (memory.shape, memory.dtype, memory.device):
+                memory.copy_(data)
+                entry.dirty, entry.stuck = True, False
+            else:
+                self._complaints.append(_replaced(entry))
 
     # -- transfers -----------------------------------------------------------------------------
 
@@ -178,12 +227,15 @@ class ParameterStore:
         SpillError
             A write failed; its parameters are dirty still. That a read failed is not raised, nor
             that a Ctrl-C has cancelled a write: these are tried again.
+        UnsupportedError
+            A parameter was given data that can't be its value.
         """
         if wait:
             with self.clock.waiting():
                 for transfer in self._transfers:
                     transfer.exception()
-        errors = []
+        errors: list[BaseException] = [*self._complaints]
+        self._complaints.clear()
         for transfer in [t for t in self._transfers if t.done()]:
             writing = self._transfers[transfer][0].state is State.GOING
             error = self._conclude(transfer)
@@ -199,6 +251,7 @@ class ParameterStore:
         for entry in entries:
             entry.state, entry.transfer = state, transfer
         self.clock.watch(transfer, begun)
+        timeline.watch(transfer, "parameters", written=state is State.GOING)
 
     def _conclude(self, transfer: Transfer) -> BaseException | None:
         error = transfer.exception(0)
@@ -219,11 +272,22 @@ class ParameterStore:
             return
         entry.state = State.HERE
         entry.version = entry.parameter._version
-        entry.address = entry.parameter.data_ptr()
+        entry.memory = entry.parameter.data
         self._at[entry.address] = entry
         bisect.insort(self._starts, entry.address)
 
     def _left(self, entry: Spilled) -> None:
-        entry.state = State.AWAY
+        entry.state, entry.memory = State.AWAY, None
         del self.held[entry]
         self.held_bytes -= entry.nbytes
+
+
+def _same_place(data: torch.Tensor, memory: torch.Tensor) -> bool:
+    return data.data_ptr() == memory.data_ptr() and data.dtype is memory.dtype
+
+
+def _replaced(entry: Spilled) -> UnsupportedError:
+    return UnsupportedError(
+        f"Parameter {entry.name} was given other data while its value is in the spill file",
+        remedy="Cast and move a model before it is offloaded; change values inside of `updating`",
+    )

@@ -247,13 +247,15 @@ class SwapperCore:
         batch = self._look_up(parameters, keep=True)
         self.file.reserve({entry.name: entry.nbytes for entry in batch if not entry.stored})
 
-    def forget(self, parameters: Iterable[Parameter]) -> None:
+    def forget(self, parameters: Iterable[Parameter], *, lose: bool = False) -> None:
         """Delete the stored values of parameters, and know them no more.
 
         Parameters
         ----------
         parameters : iterable of Parameter
             Each AVAILABLE, or never heard of. Their data stays what it is, in memory of its own.
+        lose : bool
+            Also of those that are NOT_AVAILABLE: their data stays a placeholder.
 
         Raises
         ------
@@ -265,7 +267,8 @@ class SwapperCore:
         batch = self._look_up(parameters)
         with HeldInterrupts(), torch.inference_mode(False):
             with self._entries.lock:
-                check_status(batch, SwapStatus.AVAILABLE)
+                away = (SwapStatus.NOT_AVAILABLE,) if lose else ()
+                check_status(batch, SwapStatus.AVAILABLE, *away)
                 free += _detach(batch)
                 self._entries.forget(batch)
             self._buffers.give_back(free)
