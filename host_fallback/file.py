@@ -9,7 +9,8 @@ import os
 from tensorspill.engine.file import File
 from tensorspill.engine.folder import Folder
 from tensorspill.engine.ledger import Ledger
-from tensorspill.errors import BrokenError, NoSpaceError, UnsupportedError
+from tensorspill.engine.preallocation import preallocate
+from tensorspill.errors import BrokenError, UnsupportedError
 from tensorspill.host_fallback.alignment import Alignment, find_alignment, is_paravirtual
 from tensorspill.host_fallback.options import PAGE, AioOptions
 
@@ -102,35 +103,3 @@ def _open_direct(
         )
     ledger.note(f"{folder.path}: page cache in use, {why}")
     return -1, None
-
-
-def preallocate(fd: int, size: int, path: str, ledger: Ledger) -> None:
-    """Grow a file to at least `size` bytes, with blocks allocated where the file system can.
-
-    Raises
-    ------
-    NoSpaceError
-        There is no room; the file has the length that it had.
-    """
-    held = os.fstat(fd).st_size
-    if size <= held:
-        return
-    try:
-        os.posix_fallocate(fd, held, size - held)
-    except OSError as error:
-        os.ftruncate(fd, held)
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise _no_room(error, fd, size, path) from error
-        ledger.note(f"{path}: the file system can't preallocate; the file is sparse")
-        try:
-            os.ftruncate(fd, size)
-        except OSError as refused:
-            raise _no_room(refused, fd, size, path) from refused
-
-
-def _no_room(error: OSError, fd: int, size: int, path: str) -> BrokenError:
-    broken = BrokenError.from_oserror(error, "Can't preallocate the file", path=path, nbytes=size)
-    if isinstance(broken, NoSpaceError):
-        room = os.fstatvfs(fd)
-        broken.with_free(room.f_bavail * room.f_frsize)
-    return broken
