@@ -70,7 +70,7 @@ Group = tuple[torch.device, tuple[str, str, str]] | None
 def _grouped(pairs: Sequence[Pair]) -> dict[Group, list[Pair]]:
     """Return the pairs by what converts them: a kernel on a device, or None for torch."""
     groups: dict[Group, list[Pair]] = {}
-    host = triton_launch.interpreted() if all(target.is_cpu for _, target in pairs) else False
+    host = triton_launch.interpreted()
     for source, target in pairs:
         kind = triton_launch.KINDS.get((source.dtype, target.dtype))
         on_device = target.is_cuda or (host and target.is_cpu)

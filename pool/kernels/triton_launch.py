@@ -7,6 +7,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -44,12 +45,18 @@ def why_not() -> str | None:
     """Return why Triton can't be used, or None if it can, as far as is known before it is tried."""
     if _failed:
         return _failed[0]
-    return None if importlib.util.find_spec("triton") else "Triton is not installed"
+    return None if _installed() else "Triton is not installed"
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def interpreted() -> bool:
     """Whether Triton's interpreter is on (``TRITON_INTERPRET=1``), which works on host memory."""
-    if why_not() is not None:
+    # Triton itself knows best, but importing it takes a quarter of a second.
+    if os.environ.get("TRITON_INTERPRET", "0") == "0" or why_not() is not None:
         return False
     return bool(importlib.import_module("triton").knobs.runtime.interpret)
 

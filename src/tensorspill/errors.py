@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import errno as _errno
 import os
+from collections.abc import Iterable
 from typing import Any, Self
 
 __all__ = [
@@ -113,7 +114,17 @@ class MissingNameError(SpillError, KeyError):
 
 
 class CorruptError(SpillError):
-    """Bytes read back differ from the bytes written (digest mismatch)."""
+    """Bytes read back differ from the bytes written (digest mismatch).
+
+    Attributes
+    ----------
+    names : tuple of str
+        The tensors concerned, where they have names.
+    """
+
+    def __init__(self, message: str, *, names: Iterable[str] = (), **fields: Any) -> None:
+        super().__init__(message, **fields)
+        self.names = tuple(names)
 
 
 class CapacityError(SpillError):
@@ -143,11 +154,14 @@ class CapacityError(SpillError):
 
 
 class BrokenError(SpillError, OSError):
-    """The operating system, file system or drive failed; `errno` says how.
+    """The operating system, file system, drive or GPU failed; `errno` or `cufile_code` says how.
 
     Raised by a transfer, the bytes of its writes on the drive are undefined within the ranges that
     were asked for and untouched elsewhere; the destinations of its reads are undefined.
     """
+
+    #: cuFile's error code, 5001 and up, where GPUDirect Storage failed.
+    cufile_code: int | None = None
 
     def __init__(
         self,

@@ -531,6 +531,7 @@ def test_corrupt_bytes_are_named(tmp_path: Path) -> None:
             file.write(bytes([byte[0] ^ 1]))
         with pytest.raises(CorruptError, match="'tensor 2'") as caught:
             fetch(spill, tensors)
+        assert caught.value.names == ("tensor 2",)
         assert "tensor 1" not in str(caught.value)
         del tensors["tensor 2"]
         fetch(spill, tensors)

@@ -467,6 +467,30 @@ def test_reserved_space(tmp_path: Path) -> None:
 # -- casting -------------------------------------------------------------------------------------
 
 
+def test_casts_are_those_of_torch(tmp_path: Path) -> None:
+    odd = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), 3.4e38, 1e-45, 1.00390625]
+    sources = [
+        torch.tensor(odd * 10),
+        torch.randn(40, 2).t(),
+        torch.randn(160)[::2],
+        torch.randn(80).double(),
+        torch.randn(80).half(),
+        torch.arange(80),
+        torch.randn(80, requires_grad=True),
+    ]
+    with ParameterSwapper(tmp_path, torch.bfloat16, "1MiB") as swapper:
+        params = [torch.zeros(80, dtype=torch.bfloat16) for _ in sources]
+        swapper.swap_out(params)
+        swapper.cast_and_write(params, sources)
+        swapper.swap_in(params, wait=True)
+        for param, source in zip(params, sources, strict=True):
+            expected = source.detach().reshape(-1).bfloat16()
+            assert torch.equal(param.isnan(), expected.isnan())
+            kept = ~expected.isnan()
+            assert torch.equal(param[kept].view(torch.int16), expected[kept].view(torch.int16))
+        check_swapper(swapper)
+
+
 @pytest.mark.parametrize("wait", [False, True])
 def test_cast_and_write(tmp_path: Path, wait: bool) -> None:
     with ParameterSwapper(tmp_path, torch.bfloat16, 40 * UNIT) as swapper:

@@ -20,7 +20,7 @@ from tensorspill.errors import (
 
 EXAMPLES = [
     ClosedError("closed", path="/x"),
-    CorruptError("tensor 'w' changed", path="/x", offset=5, nbytes=7),
+    CorruptError("tensor 'w' changed", names=["w"], path="/x", offset=5, nbytes=7),
     UnsupportedError("no", remedy="Do it otherwise"),
     MissingNameError("no tensor 'w'"),
     CapacityError("no room", asked=5, free=3, largest=2),
@@ -36,7 +36,8 @@ def test_errors_pickle_with_all_they_say(error: SpillError):
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert str(copy) == str(error)
-    for name in ("path", "offset", "nbytes", "remedy", "errno", "asked", "free", "largest"):
+    fields = ("path", "offset", "nbytes", "remedy", "errno", "asked", "free", "largest", "names")
+    for name in fields:
         assert getattr(copy, name, None) == getattr(error, name, None)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from tensorspill.engine.statistics import TransferRecord
 from tensorspill.engine.transfer import Transfer
 from tensorspill.errors import CorruptError
-from tensorspill.pool.digest import digest
+from tensorspill.pool.kernels.digesting import begin_digests
 from tensorspill.pool.live import live_ranges
 from tensorspill.spill.items import Item
 from tensorspill.spill.plans import Plan
@@ -27,13 +27,18 @@ class Digests:
         self._executor: ThreadPoolExecutor | None = None
 
     def record(self, plan: Plan) -> Transfer:
-        """Begin to compute the digests of what is put; the transfer ends when they are known."""
+        """Begin to compute the digests of what is put; the transfer ends when they are known.
+
+        On a GPU they are computed after what the caller's stream is doing now, as the engine reads
+        the memory after that; the thread only waits for them.
+        """
+        found = begin_digests([item.tensor for item in plan.items])
         transfer, token = Transfer(0), keep(plan)
 
         def work() -> None:
             try:
-                for item, extent in zip(plan.items, plan.extents, strict=True):
-                    extent.digest = digest(item.tensor)
+                for extent, value in zip(plan.extents, found.values(), strict=True):
+                    extent.digest = value
             except BaseException as error:
                 outcome: TransferRecord | BaseException = error
             else:
@@ -45,12 +50,11 @@ class Digests:
         return transfer
 
     def compare(self, plan: Plan, path: str) -> CorruptError | None:
-        """Return an error that names what was read and isn't what was put; computes here."""
-        wrong = [
-            item
-            for item, extent in zip(plan.items, plan.extents, strict=True)
-            if digest(item.tensor) != extent.digest
-        ]
+        """Return an error that names what was read and isn't what was put; waits for digests."""
+        # What was read is there, whatever streams are doing.
+        found = begin_digests([item.tensor for item in plan.items], after_current=False)
+        triples = zip(plan.items, plan.extents, found.values(), strict=True)
+        wrong = [item for item, extent, value in triples if value != extent.digest]
         return _corrupt(wrong, path) if wrong else None
 
     def run(self, work: Callable[[], None]) -> None:
@@ -81,6 +85,7 @@ def _corrupt(wrong: list[Item], path: str) -> CorruptError:
     more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
     return CorruptError(
         f"The digests of {names}{more} differ: what was read is not what was put",
+        names=(item.name for item in wrong),
         path=path,
         nbytes=sum(item.nbytes for item in wrong),
         remedy="Check the drive; the memory read into holds the wrong bytes",

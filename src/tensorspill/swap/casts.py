@@ -10,6 +10,7 @@ import torch
 from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.engine.transfer import Transfer
 from tensorspill.errors import CapacityError, UnsupportedError
+from tensorspill.pool.kernels.casting import cast
 from tensorspill.swap.buffers import SwapBuffers
 from tensorspill.swap.entries import Entry
 from tensorspill.swap.status import SwapStatus
@@ -96,6 +97,8 @@ def _fill(
     Those that got a buffer for it are in `fresh` as well.
     """
     size = 0
+    sources: list[torch.Tensor] = []
+    targets: list[torch.Tensor] = []
     while left and size < WAVE_BYTES:
         entry, source = left[0]
         with HeldInterrupts(), torch.inference_mode(False):
@@ -103,14 +106,14 @@ def _fill(
                 try:
                     (entry.taken,) = buffers.take([entry])
                 except CapacityError:
-                    return
+                    break
                 fresh.append(entry)
             wave.append(entry)
             left.popleft()
-            target = entry.data if entry.taken is None else entry.view(entry.taken)
-        with torch.no_grad():
-            target.copy_(source.detach().reshape(target.shape))
+            targets.append(entry.data if entry.taken is None else entry.view(entry.taken))
+        sources.append(source)
         size += entry.nbytes
+    cast(sources, targets)
 
 
 def _give_up(fresh: Sequence[Entry], buffers: SwapBuffers) -> None:
