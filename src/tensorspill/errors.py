@@ -13,6 +13,8 @@ The classes say who has to act:
 `CapacityError`           no room in a pool or spill file
 `UnsupportedError`        the request can't be carried out as asked
 `MissingNameError`        no tensor of that name
+`RankFailedError`         another rank died or hangs
+`OutcomeUnknownError`     whoever commits died while committing
 ========================  =====================================================
 """
 
@@ -33,7 +35,9 @@ __all__ = [
     "MissingFileError",
     "MissingNameError",
     "NoSpaceError",
+    "OutcomeUnknownError",
     "PermissionDeniedError",
+    "RankFailedError",
     "SpillError",
     "UnsupportedError",
 ]
@@ -55,6 +59,11 @@ class SpillError(Exception):
     remedy : str, optional
         What the user can do about it.
 
+    Attributes
+    ----------
+    ranks : tuple of int
+        Where several ranks work together: those at which it happened.
+
     Notes
     -----
     Instances pickle with all their fields, so that a worker process can send one.
@@ -75,6 +84,7 @@ class SpillError(Exception):
         self.offset = offset
         self.nbytes = nbytes
         self.remedy = remedy
+        self.ranks: tuple[int, ...] = ()
 
     def _details(self) -> list[str]:
         named = (("path", self.path), ("offset", self.offset), ("bytes", self.nbytes))
@@ -239,6 +249,14 @@ class NoSpaceError(BrokenError, CapacityError):
         """Record how many bytes the file system has free, and return the error."""
         self.free = self.largest = free
         return self
+
+
+class RankFailedError(BrokenError):
+    """A rank (see `ranks`) died, hangs or did not come, so what all did together ended for all."""
+
+
+class OutcomeUnknownError(BrokenError):
+    """Whoever decides was lost while deciding; what is on the drive tells what was decided."""
 
 
 _BY_ERRNO: dict[int, type[BrokenError]] = {
