@@ -72,7 +72,7 @@ class Library:
 
     @contextmanager
     def holding(self, stream: int) -> Iterator[None]:
-        """Keep a stream (of "cuda") from doing its work for a while; the context must be current."""
+        """Keep a stream (of "cuda") from working for a while; its context must be current."""
         self._hold(stream, True)
         try:
             yield

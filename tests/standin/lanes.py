@@ -1,11 +1,11 @@
 """The ways to run a process on the stand-ins.
 
-=============  ======================================================================================
+=============  ===================================================================================
 ``compat``     kvikio moves bytes itself, through POSIX and the driver's copies
 ``cufile``     kvikio calls cuFile, which is the stand-in
-``real``       kvikio calls the real cuFile, which works in its own compatibility mode; in a private
-               mount namespace with an entry of udev's for the drive, where the machine has none
-=============  ======================================================================================
+``real``       kvikio calls the real cuFile, in its own compatibility mode; in a private mount
+               namespace with an entry of udev's for the drive, where the machine has none
+=============  ===================================================================================
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def lane(name: str) -> Lane:
         "KVIKIO_COMPAT_MODE": "ON" if name == "compat" else "OFF",
         # Without a configuration, kvikio refuses to order cuFile's work by streams.
         "CUFILE_ENV_PATH_JSON": str(_configuration(standin)),
+        "CUFILE_LOGFILE_PATH": os.devnull,
         # A machine that has a GPU keeps it for the tests that need one.
         "CUDA_VISIBLE_DEVICES": "",
     }
@@ -93,13 +94,10 @@ def _check_kvikio() -> None:
 
 
 def _configuration(standin: Standin) -> Path:
-    """Write a cufile.json that lets the real library work without nvidia-fs, and keeps it quiet."""
+    """Write a cufile.json that lets the real library work without nvidia-fs."""
     path = standin.folder / "cufile.json"
     if not path.exists():
-        text = (
-            f'{{"logging": {{"dir": "{standin.folder}", "level": "ERROR"}},'
-            ' "properties": {"allow_compat_mode": true}}'
-        )
+        text = '{"logging": {"level": "ERROR"}, "properties": {"allow_compat_mode": true}}'
         with tempfile.NamedTemporaryFile("w", dir=standin.folder, delete=False) as file:
             file.write(text)
         os.replace(file.name, path)

@@ -145,6 +145,14 @@ EXPORTED CUresult CUDAAPI cuEventElapsedTime_v2(float *out, CUevent start, CUeve
     return elapsed(out, start, end);
 }
 
+#undef cuEventElapsedTime
+EXPORTED CUresult CUDAAPI cuEventElapsedTime(float *out, CUevent start, CUevent end);
+EXPORTED CUresult CUDAAPI cuEventElapsedTime(float *out, CUevent start, CUevent end)
+{
+    DRIVER_CALL();
+    return elapsed(out, start, end);
+}
+
 /* What is queued on the stream later waits for the record that the event has now. */
 EXPORTED CUresult CUDAAPI cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags)
 {

@@ -32,6 +32,16 @@ static void *newest(const char *name)
     return found ? found : symbol(name);
 }
 
+/* What CUDA has and this library has not. The runtime library inside others does not start unless it
+ * finds all of the driver's names, most of which it never calls. */
+static CUresult unsupported(void)
+{
+    static struct counter *counter;
+    if (!counter) counter = control_counter("unsupported");
+    struct verdict verdict = control_enter(counter, -1);
+    return verdict.code ? (CUresult)verdict.code : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 EXPORTED CUresult CUDAAPI cuGetProcAddress_v2(const char *name, void **out, int version,
                                               cuuint64_t flags,
                                               CUdriverProcAddressQueryResult *status)
@@ -44,6 +54,7 @@ EXPORTED CUresult CUDAAPI cuGetProcAddress_v2(const char *name, void **out, int 
         if (!strcmp(name, changed[i].name) && version < changed[i].since)
             *out = symbol(changed[i].older);
     if (!*out) *out = newest(name);
+    if (!*out && !strncmp(name, "cu", 2)) *out = (void *)unsupported;
     if (status)
         *status = *out ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return *out ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
@@ -65,23 +76,29 @@ EXPORTED CUresult CUDAAPI cuGetExportTable(const void **out, const CUuuid *id)
     return CUDA_ERROR_NOT_FOUND;
 }
 
-/* Kernels don't run here. */
-#define NO_KERNELS(name, ...)                                  \
-    EXPORTED CUresult CUDAAPI name(__VA_ARGS__)                \
-    {                                                          \
-        DRIVER_CALL();                                         \
-        return CUDA_ERROR_NOT_SUPPORTED;                       \
+/* What libraries look for by name, in vain: kernels, virtual memory, other processes' memory. They
+ * take any parameters, since they look at none. */
+#define UNSUPPORTED(name)                              \
+    EXPORTED int name##_(void) __asm__(#name);         \
+    EXPORTED int name##_(void)                         \
+    {                                                  \
+        DRIVER_CALL();                                 \
+        return CUDA_ERROR_NOT_SUPPORTED;               \
     }
-#pragma GCC diagnostic ignored "-Wunused-parameter"
-NO_KERNELS(cuModuleLoadData, CUmodule *module, const void *image)
-NO_KERNELS(cuModuleLoadDataEx, CUmodule *module, const void *image, unsigned count,
-           CUjit_option *options, void **values)
-NO_KERNELS(cuLibraryLoadData, CUlibrary *library, const void *code, CUjit_option *options,
-           void **values, unsigned count, CUlibraryOption *library_options, void **library_values,
-           unsigned library_count)
-NO_KERNELS(cuLaunchKernel, CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream,
-           void **parameters, void **extra)
+UNSUPPORTED(cuCtxEnablePeerAccess)
+UNSUPPORTED(cuIpcCloseMemHandle)
+UNSUPPORTED(cuIpcGetEventHandle)
+UNSUPPORTED(cuIpcGetMemHandle)
+UNSUPPORTED(cuIpcOpenEventHandle)
+UNSUPPORTED(cuIpcOpenMemHandle_v2)
+UNSUPPORTED(cuLaunchKernel)
+UNSUPPORTED(cuLibraryLoadData)
+UNSUPPORTED(cuMemcpyPeer)
+UNSUPPORTED(cuMemcpyPeerAsync)
+UNSUPPORTED(cuModuleLoadData)
+UNSUPPORTED(cuModuleLoadDataEx)
+UNSUPPORTED(cuStreamWaitValue32_v2)
+UNSUPPORTED(cuStreamWriteValue32_v2)
 
 /* -- what the stand-in for libcufile.so.0 needs ------------------------------------------------------ */
 
