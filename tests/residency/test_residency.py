@@ -6,6 +6,8 @@ that was let go, or was never theirs, gets other numbers.
 
 import copy
 import inspect
+import itertools
+import pickle
 import random
 import resource
 import signal
@@ -36,8 +38,10 @@ from tests.residency.models import (
     Checkpointed,
     CheckpointedInside,
     Model,
+    Nested,
     Perceptron,
     ReentrantlyCheckpointed,
+    Tied,
     Trainer,
     batches,
     loss_of,
@@ -120,6 +124,10 @@ def check_equal(model, reference):
         assert (ours.grad is None) == (theirs.grad is None)
         if ours.grad is not None:
             assert torch.equal(ours.grad, theirs.grad)
+
+
+def name_of(model, module):
+    return next(name for name, known in model.named_modules() if known is module)
 
 
 def is_placeholder(parameter):
@@ -596,22 +604,140 @@ def test_changes_are_kept_when_the_update_raises(tmp_path):
             assert (model.blocks[0].expand.bias == 5).all()
 
 
-def test_placeholders_are_neither_saved_nor_loaded(tmp_path):
+@pytest.mark.parametrize("kind", [Model, Tied, Nested])
+def test_state_is_saved_and_loaded_a_module_at_a_time(tmp_path, kind):
+    model, reference = make(kind)
+    with scattered(tmp_path, pool_bytes(model, "one")) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        saved = model.state_dict()
+        expected = reference.state_dict()
+        assert list(saved) == list(expected)
+        assert all(torch.equal(saved[name], value) for name, value in expected.items())
+        pairs = list(itertools.combinations(expected, 2))
+        assert [saved[a].data_ptr() == saved[b].data_ptr() for a, b in pairs] == [
+            expected[a].data_ptr() == expected[b].data_ptr() for a, b in pairs
+        ]
+        part = model.blocks[1].after if kind is Nested else model.blocks[1].contract
+        assert torch.equal(part.state_dict()["bias"], saved[f"{name_of(model, part)}.bias"])
+        doubled = {name: 2 * value for name, value in expected.items()}
+        model.load_state_dict(doubled)
+        reference.load_state_dict(doubled)
+        check_idle(residency)
+        residency.close(restore=True)
+    check_equal(model, reference)
+
+
+def test_states_that_cannot_be_saved_or_loaded(tmp_path):
     model, reference = make(Model)
+    with scattered(tmp_path, pool_bytes(model, "one")) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        with pytest.raises(UnsupportedError, match="keep_vars"):
+            model.state_dict(keep_vars=True)
+        with pytest.raises(UnsupportedError, match="assign"):
+            model.load_state_dict(reference.state_dict(), assign=True)
+        wrong = reference.state_dict()
+        wrong["blocks.1.expand.weight"] = torch.ones(3)
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            model.load_state_dict(wrong)
+        check_idle(residency)
+        residency.close(restore=True)
+    check_equal(model, reference)
+
+
+def test_a_save_that_fails_holds_nothing(tmp_path):
+    model, reference = make(Model)
+
+    def fail(*_):
+        raise ZeroDivisionError
+
+    with scattered(tmp_path, pool_bytes(model, "one")) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        handle = model.blocks[1].expand.register_state_dict_pre_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            model.state_dict()
+        handle.remove()
+        check_idle(residency)
+        assert Trainer(model, residency).train(2) == Trainer(reference).train(2)
+
+
+def test_copies_and_pickles_are_refused(tmp_path):
+    model, _ = make(Model)
+    with scattered(tmp_path, pool_bytes(model, "one")) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        for part in (model, model.blocks[0], model.blocks[0].expand):
+            with pytest.raises(UnsupportedError, match="copied"):
+                copy.deepcopy(part)
+            with pytest.raises(UnsupportedError, match="copied"):
+                pickle.dumps(part)
+        residency.close(restore=True)
+        check_equal(copy.deepcopy(model), model)
+
+
+@pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}])
+def test_an_optimizer_does_not_step_on_placeholders(tmp_path, options):
+    model, _ = make(Model)
+    with scattered(tmp_path, pool_bytes(model, "one")) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        optimizer = torch.optim.AdamW(model.parameters(), **options)
+        loss_of(model, next(batches(1))).backward()
+        with pytest.raises(UnsupportedError, match="on the drive"):
+            optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step()
+        residency.close()
+
+
+def test_changes_behind_our_back(tmp_path):
+    model, reference = make(Model)
+    weight, other = model.blocks[1].expand.weight, reference.blocks[1].expand.weight
+    with scattered(tmp_path, pool_bytes(model, "one")) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        with residency.resident(model.blocks[1]), torch.no_grad():
+            weight.mul_(2)
+        with residency.resident(model.blocks[1]):
+            weight.data = weight.data + 1
+        other.data = other.data * 2 + 1
+        text = next(batches(1))
+        assert torch.equal(loss_of(model, text), loss_of(reference, text))
+        residency.flush()
+        weight.data = torch.zeros_like(weight)
+        with pytest.raises(UnsupportedError, match=r"blocks\.1\.expand\.weight was given"):
+            loss_of(model, text)
+        check_idle(residency)
+        assert torch.equal(loss_of(model, text), loss_of(reference, text))
+        with pytest.raises(UnsupportedError, match="given"), residency.resident(model.blocks[1]):
+            weight.data = torch.ones(2)
+        residency.flush()
+        residency.close(restore=True)
+    check_equal(model, reference)
+
+
+def test_a_change_between_forward_and_backward_is_refused(tmp_path):
+    model, _ = make(Model)
     with scattered(tmp_path, pool_bytes(model, "all")) as swapper:
         residency = Residency(model, units_of(model), swapper)
-        with pytest.raises(UnsupportedError, match="on the drive"):
-            model.state_dict()
-        with pytest.raises(UnsupportedError, match="on the drive"):
-            model.load_state_dict(reference.state_dict())
-        with residency.resident(*model.blocks):
-            saved = {name: value.clone() for name, value in model.state_dict().items()}
-        doubled = {name: 2 * value for name, value in saved.items()}
-        with residency.updating(*model.blocks):
-            model.load_state_dict(doubled)
+        loss = loss_of(model, next(batches(1)))
+        with residency.updating(model.blocks[2]), torch.no_grad():
+            model.blocks[2].expand.weight.add_(1)
+        with pytest.raises(UnsupportedError, match="between forward and backward"):
+            loss.backward()
+        check_idle(residency)
+
+
+def test_what_must_stay_is_kept(tmp_path):
+    model, reference = make(Model)
+    weight = model.blocks[1].expand.weight
+    with scattered(tmp_path, pool_bytes(model, "two")) as swapper:
+        residency = Residency(model, units_of(model), swapper)
+        residency.keep([weight, model.head.weight])
+        residency.keep([weight])
+        residency.flush()
+        assert torch.equal(weight, reference.blocks[1].expand.weight)
+        assert Trainer(model, residency).train(3) == Trainer(reference).train(3)
+        with pytest.raises(CapacityError, match=r"blocks\.0.*at least"):
+            residency.keep(model.blocks.parameters())
         residency.close(restore=True)
-    assert all(torch.equal(saved[name], value) for name, value in reference.state_dict().items())
-    assert all(torch.equal(doubled[name], value) for name, value in model.state_dict().items())
+    check_equal(model, reference)
 
 
 def test_frozen_parameters_are_not_written(tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tensorspill import timeline
 from tensorspill.engine.transfer import Transfer
 
 __all__ = ["TransferClock"]
@@ -63,7 +64,8 @@ class TransferClock:
         self._waiting = True
         begun = time.perf_counter()
         try:
-            yield
+            with timeline.span("stall", "parameters"):
+                yield
         finally:
             self.stalled += time.perf_counter() - begun
             self._waiting = False

@@ -49,13 +49,19 @@ class Spilled:
         Of `parameter` (autograd's counter of changes in place) when memory and drive were equal.
     transfer : Transfer or None
         That it is part of.
-    address : int
-        Of its memory, while it is here.
+    memory : torch.Tensor or None
+        Its place in the pool, while it is here.
+    away : torch.Tensor or None
+        The placeholder, while it is away.
+    name : str
+        For messages.
     """
 
     __slots__ = (
-        "address",
+        "away",
         "dirty",
+        "memory",
+        "name",
         "nbytes",
         "parameter",
         "pins",
@@ -65,15 +71,22 @@ class Spilled:
         "version",
     )
 
-    def __init__(self, parameter: torch.nn.Parameter) -> None:
+    def __init__(self, parameter: torch.nn.Parameter, name: str = "?") -> None:
         self.parameter = parameter
+        self.name = name
         self.nbytes = cost(parameter)
         self.state = State.AWAY
         self.pins = 0
         self.dirty = self.stuck = False
         self.version = parameter._version
         self.transfer: Transfer | None = None
-        self.address = 0
+        self.memory: torch.Tensor | None = None
+        self.away: torch.Tensor | None = None
+
+    @property
+    def address(self) -> int:
+        """Of its memory; 0 while it is away."""
+        return 0 if self.memory is None else self.memory.data_ptr()
 
     @property
     def idle(self) -> bool:

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from tensorspill import saved_tensors
+from tensorspill import saved_tensors, timeline
 from tensorspill.engine.interrupts import HeldInterrupts
-from tensorspill.errors import UnsupportedError
-from tensorspill.residency.saved import SavedParameter, in_own_memory, locate, new_nodes
+from tensorspill.residency.copies import Copies
+from tensorspill.residency.entry import Spilled
+from tensorspill.residency.guards import Uncopyable
+from tensorspill.residency.saved import (
+    SavedParameter,
+    SavedPlace,
+    in_own_memory,
+    locate,
+    new_nodes,
+)
 from tensorspill.residency.schedule import Phase, Schedule
+from tensorspill.residency.state import StateDicts
 from tensorspill.residency.visits import Backward, Block, Visit, in_backward
 from tensorspill.saved_tensors import HandlerHooks
 
@@ -24,19 +35,21 @@ __all__ = ["BlockHooks"]
 class _Call:
     """A forward under way: what has to be undone when it ends."""
 
-    __slots__ = ("held", "hooks", "visit")
+    __slots__ = ("computing", "held", "hooks", "visit")
 
     def __init__(self, visit: Visit) -> None:
         self.visit = visit
         self.held = False
         self.hooks: HandlerHooks | None = None
+        self.computing: AbstractContextManager[None] | None = None
 
 
-class BlockHooks:
+class BlockHooks(Uncopyable):
     """Brings the parameters of blocks for forward and backward.
 
     Forward: the pre-hook takes them, the hook gives them back, also after an exception. What
-    autograd saves meanwhile and lies in their memory is kept as a `SavedParameter`.
+    autograd saves meanwhile and lies in their memory is kept as a `SavedParameter`, and what
+    autocast made of them as a `SavedCopy`.
 
     Backward: a block is entered when the gradient of an output is complete, or when a saved
     parameter of it is needed, whichever comes first; `Backward` knows when it is left.
@@ -45,14 +58,26 @@ class BlockHooks:
     ----------
     schedule : Schedule
         Takes and gives back parameters.
+    find : callable
+        Returns what is spilled of a parameter, or None.
     lock : threading.RLock
         Held while anything changes.
     """
 
-    def __init__(self, schedule: Schedule, lock: threading.RLock) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        find: Callable[[torch.Tensor], Spilled | None],
+        lock: threading.RLock,
+    ) -> None:
         self._schedule = schedule
         self._lock = lock
-        self._backward = Backward(self._enter_backward, schedule.unpin, schedule.tidy, lock)
+        self._backward = Backward(
+            self._enter_backward, schedule.unpin, self._tidy_after_backward, lock
+        )
+        self._computing: AbstractContextManager[None] | None = None
+        self._copies = Copies(find)
+        self._states = StateDicts(self._take, self._give_back)
         self._serials = itertools.count()
         self._local = threading.local()
         self._handles: list[Any] = []
@@ -63,26 +88,30 @@ class BlockHooks:
         self._model = model
         self._handles.append(model.register_forward_pre_hook(self._begin, prepend=True))
 
-    def watch_block(self, block: Block) -> None:
-        """Bring the parameters of `block` from now on, and let nobody copy placeholders."""
-        module: Any = block.module  # not all of these methods have types
+    def watch_block(self, block: Block, module: nn.Module) -> None:
+        """Bring the parameters of `block` from now on, also to save and to load them."""
+        watched: Any = module
         before, after = partial(self._before, block), partial(self._after, block)
-        check = partial(_check_held, block)
         self._handles += [
-            module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-            module.register_forward_hook(after, always_call=True, with_kwargs=True),
-            module.register_state_dict_pre_hook(check),
-            module.register_load_state_dict_pre_hook(check),
+            watched.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            watched.register_forward_hook(after, always_call=True, with_kwargs=True),
         ]
+
+    def watch_state(self, module: nn.Module, entries: list[Spilled]) -> None:
+        """Bring the parameters that a module itself has, to save and to load them."""
+        self._handles += self._states.watch(module, entries)
 
     def remove(self) -> None:
         """Remove all hooks from the modules."""
         for handle in self._handles:
             handle.remove()
+        self._handles.clear()
 
     def settle(self) -> None:
-        """Unpin what a backward that failed has left behind."""
+        """Unpin what a backward, or a save, that failed has left behind."""
         self._backward.unpin_what_is_over()
+        if not self._calls:
+            self._states.settle()
 
     # -- forward -------------------------------------------------------------------------------
 
@@ -103,6 +132,7 @@ class BlockHooks:
         with self._lock:
             while self._calls:
                 self._end_innermost(interrupted=True)
+            self._states.settle()
 
     def _before(self, block: Block, module: nn.Module, *_: Any) -> None:
         if module is self._model:
@@ -118,6 +148,8 @@ class BlockHooks:
                 hooks = saved_tensors.hooks(self)
                 hooks.__enter__()
                 call.hooks = hooks
+            self._copies.refill(block.entries)
+            call.computing = _computing("forward", block)
 
     def _after(self, block: Block, _: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
         calls = self._calls
@@ -140,22 +172,27 @@ class BlockHooks:
                 hooks.abandon()
             elif hooks is not None:
                 hooks.__exit__()
+            if call.computing is not None:
+                call.computing.__exit__(None, None, None)
             held, call.held = call.held, False
             if held:
                 self._schedule.unpin(call.visit.entries)
         if held:
+            self._copies.empty(call.visit.entries)
             self._schedule.tidy()
 
     # -- backward ------------------------------------------------------------------------------
 
-    def pack(self, tensor: torch.Tensor) -> SavedParameter | None:
+    def pack(self, tensor: torch.Tensor) -> SavedPlace | None:
         """Keep what lies in a parameter's memory as a place in it (see `saved_tensors.Handler`)."""
+        visit = self._calls[-1].visit
+        unpack = partial(self._unpack, visit)
         entry = locate(tensor, self._schedule.find)
-        if entry is None:
-            return None
-        return SavedParameter(tensor, entry, partial(self._unpack, self._calls[-1].visit))
+        if entry is not None:
+            return SavedParameter(tensor, entry, unpack)
+        return self._copies.recognise(tensor, visit.block.entries, unpack)
 
-    def _unpack(self, visit: Visit, saved: SavedParameter) -> torch.Tensor:
+    def _unpack(self, visit: Visit, saved: SavedPlace) -> torch.Tensor:
         with self._lock:
             if in_backward():
                 self._backward.enter(visit)
@@ -174,13 +211,32 @@ class BlockHooks:
             self._backward.enter(visit)
 
     def _enter_backward(self, visit: Visit) -> None:
+        self._end_computing()
         self._schedule.acquire(visit.entries, (Phase.BACKWARD, visit.block))
+        self._computing = _computing("backward", visit.block)
+
+    def _tidy_after_backward(self) -> None:
+        self._end_computing()
+        self._schedule.tidy()
+
+    def _end_computing(self) -> None:
+        computing, self._computing = self._computing, None
+        if computing is not None:
+            computing.__exit__(None, None, None)
+
+    # -- saving and loading ----------------------------------------------------------------------
+
+    def _take(self, entries: Sequence[Spilled], changing: bool) -> None:
+        with self._lock:
+            self._schedule.acquire(entries, changing=changing)
+
+    def _give_back(self, entries: Sequence[Spilled], changed: bool) -> None:
+        with self._lock:
+            self._schedule.unpin(entries, changed=changed)
+            self._schedule.tidy()
 
 
-def _check_held(block: Block, *_: Any) -> None:
-    """Refuse to save or load a block whose parameters are placeholders."""
-    if not all(entry.pins for entry in block.entries):
-        raise UnsupportedError(
-            f"Parameters of a {type(block.module).__name__} are on the drive",
-            remedy="Save it inside of `resident(module)`, load it inside of `updating(module)`",
-        )
+def _computing(what: str, block: Block) -> AbstractContextManager[None]:
+    span = timeline.span("compute", f"{what} {block.name}")
+    span.__enter__()
+    return span

@@ -89,6 +89,7 @@ class ResidentMemory:
         """
         self._pin(entries, -1)
         for entry in entries:
+            self.store.take_replaced(entry)
             parameter = entry.parameter
             if (changed and parameter.requires_grad) or parameter._version != entry.version:
                 entry.dirty, entry.stuck = True, False

@@ -11,8 +11,9 @@ from typing import Self
 import torch
 from torch import nn
 
+from tensorspill import timeline
 from tensorspill.errors import CapacityError, ClosedError, UnsupportedError
-from tensorspill.residency import registry
+from tensorspill.residency import guards, registry
 from tensorspill.residency.entry import Spilled
 from tensorspill.residency.gradients import SpilledGradients
 from tensorspill.residency.hooks import BlockHooks
@@ -76,11 +77,19 @@ class Residency:
 
     Notes
     -----
-    ``state_dict`` and ``load_state_dict`` need the parameters of every block concerned in memory:
-    use `resident` and `updating`. After an error in the middle of a step nothing stays pinned, and
-    the next step can be taken. Views of a parameter that code keeps outside of autograd's saved
-    tensors (in an attribute, say) are not valid after the block's forward; what a block returns in
-    a container that `torch.utils._pytree` doesn't know isn't looked into.
+    ``state_dict`` returns copies in ordinary memory, where they must fit; ``load_state_dict``
+    writes. Both bring one module after the other. Deep copies and pickles are refused, and so is
+    the step of an optimizer on parameters that are on the drive. After an error in the middle of a
+    step nothing stays pinned, and the next step can be taken.
+
+    A change in place that autograd counts is kept wherever it is made while the parameter is in
+    memory, and so is other data of the same shape that it is given (``parameter.data = …``); such
+    data given while it is on the drive raises UnsupportedError at the next use, and the drive's
+    value stays. Changes through ``parameter.data`` go unnoticed outside of `updating`.
+
+    Views of a parameter that code keeps outside of autograd's saved tensors (in an attribute, say)
+    are not valid after the block's forward; what a block returns in a container that
+    `torch.utils._pytree` doesn't know isn't looked into.
     """
 
     def __init__(
@@ -103,8 +112,10 @@ class Residency:
         self._memory = ResidentMemory(self._store, swapper.budget, prefetch)
         self._schedule = Schedule(self._memory, self._blocks)
         self._lock = threading.RLock()
-        self._hooks = BlockHooks(self._schedule, self._lock)
+        self._hooks = BlockHooks(self._schedule, self._entries.get, self._lock)
+        self._kept: dict[Spilled, None] = {}
         self._closed = self._restored = False
+        guards.watch_optimizers()
         blocks = list(blocks)
         self._check_blocks(blocks)
         self._check_budget(blocks)
@@ -139,16 +150,21 @@ class Residency:
             self._check_budget([block])
             spilled = self._spillable([block])
             fresh = [p for p in block.parameters() if p in spilled and p not in self._entries]
-            entries: dict[torch.Tensor, Spilled] = {p: Spilled(p) for p in fresh}
+            names = {p: name for name, p in self._model.named_parameters()}
+            entries: dict[torch.Tensor, Spilled] = {p: Spilled(p, names[p]) for p in fresh}
             self._store.keep_outside(self._outside_bytes())
             self._store.adopt(list(entries.values()))
-            self._entries |= entries
+            self._entries.update(entries)
             registry.enter(entries, self)
+            for parameter in entries:
+                guards.guard(parameter)
             self._store.keep_outside(self._outside_bytes())
-            self._blocks.append(Block(len(self._blocks), block))
+            name = next((name for name, m in self._model.named_modules() if m is block), "")
+            self._blocks.append(Block(len(self._blocks), block, name=name))
+            self._hooks.watch_block(self._blocks[-1], block)
             for known in self._blocks:  # what earlier blocks share with this one is spilled now
                 known.entries = self._spilled(known.module)
-            self._hooks.watch_block(self._blocks[-1])
+                self._watch_states(known)
 
     @contextmanager
     def updating(self, *modules: nn.Module) -> Iterator[None]:
@@ -219,6 +235,30 @@ class Residency:
         with self._using(modules, Phase.READ):
             yield
 
+    def holds(self, parameter: torch.Tensor) -> bool:
+        """Whether a parameter is in memory for somebody who called for it."""
+        entry = self._entries.get(parameter)
+        return entry is None or entry.pins > 0
+
+    def keep(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Bring parameters to memory and leave them there until `close`.
+
+        For those that are used outside of their block's call. They take a part of the budget.
+
+        Raises
+        ------
+        CapacityError
+            There is no room for them beside the largest block; nothing changed.
+        SpillError
+            A read failed.
+        """
+        with self._lock:
+            self._check_open()
+            entries = [e for e in self._known(parameters) if e not in self._kept]
+            self._check_kept(entries)
+            self._schedule.acquire(entries)
+            self._kept.update(dict.fromkeys(entries))
+
     def flush(self) -> None:
         """Wait until all that was changed is on the drive, and let go what is not in use.
 
@@ -268,10 +308,14 @@ class Residency:
         with self._lock:
             self._closed = True
             self._hooks.remove()
+            self._schedule.unpin(self._kept, changed=True)
+            self._kept.clear()
             self.flush()
             if restore and not self._restored:
                 self._store.give_up(self._entries.values())
                 registry.leave(self._entries)
+                for parameter in self._entries:
+                    guards.unguard(parameter)
                 self._restored = True
 
     def __enter__(self) -> Self:
@@ -315,11 +359,30 @@ class Residency:
                 f"{needs.outside_bytes} are for parameters that stay in memory",
             )
 
+    def _check_kept(self, entries: list[Spilled]) -> None:
+        kept = {*self._kept, *entries}
+        beside = max(
+            (sum(e.nbytes for e in block.entries if e not in kept) for block in self._blocks),
+            default=0,
+        )
+        needed = sum(entry.nbytes for entry in kept) + beside
+        if needed > self._swapper.budget:
+            raise CapacityError(
+                f"The budget has no room for {', '.join(e.name for e in entries)}, which must stay "
+                "in memory, beside the largest block",
+                asked=needed,
+                free=self._swapper.budget,
+                largest=self._swapper.budget,
+                remedy=f"This takes a budget of {self._store.outside_bytes + needed} bytes at "
+                "least",
+            )
+
     def _can_spill(self, parameter: nn.Parameter) -> bool:
         if parameter in self._entries:
             return True
-        movable = parameter.dtype == (self._swapper.dtype or parameter.dtype) and parameter.is_cpu
-        return movable and parameter.is_contiguous() and self._swapper.swappable(parameter)
+        ours = parameter.device == self._swapper.file.device
+        ours = ours and parameter.dtype == (self._swapper.dtype or parameter.dtype)
+        return ours and parameter.is_contiguous() and self._swapper.swappable(parameter)
 
     def _spillable(self, more: list[nn.Module]) -> dict[nn.Parameter, None]:
         blocks = [block.module for block in self._blocks if block.module is not None] + more
@@ -332,6 +395,12 @@ class Residency:
         if module is None:
             return []
         return [self._entries[p] for p in module.parameters() if p in self._entries]
+
+    def _watch_states(self, block: Block) -> None:
+        for module in () if block.module is None else block.module.modules():
+            own = self._known(module.parameters(recurse=False))
+            if own:
+                self._hooks.watch_state(module, own)
 
     def _outside_bytes(self) -> int:
         return sum(p.nbytes for p in self._model.parameters() if p not in self._entries)
@@ -356,7 +425,8 @@ class Residency:
             self._hooks.settle()
             self._schedule.acquire(entries, step, changing=changing)
         try:
-            yield
+            with timeline.span("compute", "update" if changing else "read"):
+                yield
         finally:
             with self._lock:
                 self._schedule.unpin(entries, changed=changing)

@@ -29,11 +29,14 @@ class Block:
         What computes with them.
     entries : list of Spilled
         Its parameters, of those that are spilled.
+    name : str
+        In the model.
     """
 
     number: int
     module: nn.Module | None
     entries: list[Spilled] = field(default_factory=list)
+    name: str = ""
 
 
 @dataclass(eq=False, slots=True)
