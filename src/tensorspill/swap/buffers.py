@@ -75,18 +75,20 @@ class SwapBuffers:
         CapacityError
             There is no room for all of them; nothing was taken.
         """
-        taken: list[Buffer] = []
         with self._lock:
             self._sweep()
             try:
-                for one in wanted:
-                    taken.append(self._one(one))  # noqa: PERF401 (kept if a later one fails)
-            except BaseException as error:
-                self._return(taken)
-                if isinstance(error, CapacityError):
-                    raise self._no_room(sum(one.nbytes for one in wanted)) from error
-                raise
-        return taken
+                return self._all(wanted)
+            except CapacityError as error:
+                asked = sum(one.nbytes for one in wanted)
+                if not self._idle_bytes:
+                    raise self._no_room(asked) from error
+            # What was kept, or taken from it for this batch, may have split the free space.
+            self._release_idle()
+            try:
+                return self._all(wanted)
+            except CapacityError as error:
+                raise self._no_room(asked) from error
 
     def give_back(self, buffers: Iterable[Buffer]) -> None:
         """Take buffers back; never raises and never waits for a transfer."""
@@ -98,6 +100,16 @@ class SwapBuffers:
         with self._lock:
             self._sweep()
             self._release_idle()
+
+    def _all(self, wanted: Sequence[Wanted]) -> list[Buffer]:
+        taken: list[Buffer] = []
+        try:
+            for one in wanted:
+                taken.append(self._one(one))  # noqa: PERF401 (kept if a later one fails)
+        except BaseException:
+            self._return(taken)
+            raise
+        return taken
 
     def _one(self, wanted: Wanted) -> Buffer:
         kept = self._idle.get(wanted.nbytes)
