@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from tensorspill.engine.request import Request
 from tensorspill.errors import UnsupportedError
 from tensorspill.pool.buffer import Buffer
+from tensorspill.pool.cuda.arrays import is_plain, memory_of
+from tensorspill.pool.cuda.contexts import current
+from tensorspill.pool.cuda.pointers import first_unusable
 
 if TYPE_CHECKING:
     from tensorspill.engine.file import File
@@ -75,9 +78,9 @@ def lower(requests: Iterable[Request], device: torch.device) -> Batch:
     Raises
     ------
     UnsupportedError
-        A buffer is non-contiguous, read-only, too small, on another device, or of a type without
-        memory; an offset or size is negative; two requests overlap where at least one writes to
-        the shared bytes.
+        A buffer is non-contiguous, read-only, too small, on another device, of a type without
+        memory, or CUDA memory that was freed or is managed; an offset or size is negative; two
+        requests overlap where at least one writes to the shared bytes.
     ClosedError
         A file or buffer was closed.
     """
@@ -110,8 +113,9 @@ def _memory_columns(
     Column by column for plain tensors: of thousands of small ones, each look at a field counts.
     """
     tensors = [request.buffer for request in requests]
-    plain = device.type == "cpu" and _PLAIN.issuperset(map(type, tensors))
-    if plain and all(t.is_cpu and _is_plain_memory(t) for t in tensors):
+    host = device.type == "cpu"
+    plain = host and _PLAIN.issuperset(map(type, tensors))
+    if plain and all(t.is_cpu and is_plain(t) for t in tensors):
         return (
             [t.data_ptr() for t in tensors],
             [t.nbytes for t in tensors],
@@ -119,7 +123,22 @@ def _memory_columns(
             [t.untyped_storage() for t in tensors],
         )
     rows = [_memory(request, device) for request in requests]
-    return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
+    addresses, available = [row[0] for row in rows], [row[1] for row in rows]
+    if not host:
+        _check_allocations(requests, addresses, available, device)
+    return addresses, available, [row[2] for row in rows]
+
+
+def _check_allocations(
+    requests: list[Request], addresses: list[int], sizes: list[int], device: torch.device
+) -> None:
+    """Refuse what the driver does not know as memory of this GPU."""
+    # A storage that was resized to nothing leaves its tensors without an address.
+    held = [size if address else 0 for address, size in zip(addresses, sizes, strict=True)]
+    with current(device.index):
+        found = first_unusable(addresses, held, device.index)
+    if found is not None:
+        raise _unusable(requests[found[0]], found[1])
 
 
 def _fill_ranges(
@@ -144,35 +163,41 @@ def _fill_ranges(
         raise _bad_range(requests[first], int(nbytes[first]), int(available[first]))
 
 
-def _is_plain_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's bytes are its values, in order; those of a lazy conjugate are not."""
-    return (
-        tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
-    )
-
-
 def _memory(request: Request, device: torch.device) -> tuple[int, int, Any]:
     """Return (address, bytes, owner of the memory) of a request's buffer."""
     buffer = request.buffer
+    if isinstance(buffer, Buffer):
+        if buffer.device != device:
+            raise _elsewhere(request, buffer.device, device)
+        return buffer.address, buffer.nbytes, buffer.memory
     if not isinstance(buffer, torch.Tensor):
-        if not isinstance(buffer, Buffer):
-            return _array_memory(request, device)
-        buffer = buffer.tensor
+        memory = _cuda_memory if device.type == "cuda" else _array_memory
+        return memory(request, device)
     on_device = buffer.is_cpu if device.type == "cpu" else buffer.device == device
     if not on_device:
-        raise _unusable(request, f"The buffer is on {buffer.device}, this engine serves {device}")
-    if not _is_plain_memory(buffer):
+        raise _elsewhere(request, buffer.device, device)
+    if not is_plain(buffer):
         raise _unusable(request, "The buffer is not contiguous, or its bytes are not its values")
     return buffer.data_ptr(), buffer.nbytes, buffer.untyped_storage()
 
 
-def _array_memory(request: Request, device: torch.device) -> tuple[int, int, Any]:
+def _cuda_memory(request: Request, device: torch.device) -> tuple[int, int, Any]:
+    """Return the same of an array of any CUDA library."""
+    try:
+        with current(device.index):
+            found = memory_of(request.buffer)
+    except UnsupportedError as error:
+        raise _unusable(request, error.message) from error
+    if found.nbytes and found.device != device:
+        raise _elsewhere(request, found.device, device)
+    if found.read_only and not request.write:
+        raise _unusable(request, "The destination is read-only")
+    return found.address, found.nbytes, found.owner
+
+
+def _array_memory(request: Request, _: torch.device) -> tuple[int, int, Any]:
     """Return the same of an array or any object with the buffer protocol."""
     buffer = request.buffer
-    if device.type != "cpu":
-        raise _unusable(request, f"The buffer is in host memory, this engine serves {device}")
     try:
         array = buffer if isinstance(buffer, np.ndarray) else np.frombuffer(buffer, "u1")
     except (TypeError, ValueError, BufferError) as error:
@@ -186,6 +211,10 @@ def _array_memory(request: Request, device: torch.device) -> tuple[int, int, Any
     if not (array.flags.writeable or request.write):
         raise _unusable(request, "The destination is read-only")
     return array.ctypes.data, array.nbytes, array
+
+
+def _elsewhere(request: Request, where: torch.device, device: torch.device) -> UnsupportedError:
+    return _unusable(request, f"The buffer is on {where}, this engine serves {device}")
 
 
 def _unusable(request: Request, why: str) -> UnsupportedError:

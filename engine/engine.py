@@ -21,6 +21,7 @@ from tensorspill.engine.request import Request
 from tensorspill.engine.statistics import EngineStatistics
 from tensorspill.engine.transfer import Transfer
 from tensorspill.errors import BrokenError, UnsupportedError
+from tensorspill.pool.cuda.streams import Event, current_stream
 
 __all__ = ["Engine"]
 
@@ -63,7 +64,10 @@ class Engine(ABC):
 
     @abstractmethod
     def _start(self, batch: Batch, transfer: Transfer) -> None:
-        """Begin a transfer that the ledger has entered; `Ledger.end` must follow in any case."""
+        """Begin a transfer that the ledger has entered; `Ledger.end` must follow in any case.
+
+        CUDA memory may be touched only after `Transfer.ready`.
+        """
 
     @abstractmethod
     def _release(self) -> None:
@@ -144,7 +148,7 @@ class Engine(ABC):
         self._ledger.check_open()
         return lower(requests, self.device)
 
-    def submit(self, requests: Iterable[Request] | Batch) -> Transfer:
+    def submit(self, requests: Iterable[Request] | Batch, *, stream: Any = None) -> Transfer:
         """Start a batch and return its future.
 
         Parameters
@@ -152,13 +156,17 @@ class Engine(ABC):
         requests : iterable of Request, or Batch
             The transfer keeps buffers and files until it ends. The memory must not be resized
             before that, nor written for writes, nor used at all for reads.
+        stream : int, torch.cuda.Stream, cupy.cuda.Stream, numba stream, or with ``__cuda_stream__``
+            For CUDA memory: the transfer touches it only after what is on this stream now. Torch's
+            current stream if not given, or the legacy default stream where torch has no CUDA.
 
         Raises
         ------
         ClosedError
             The engine, a file or a buffer is closed, or this is a forked child.
         UnsupportedError
-            A request can't be carried out as asked (see `lower`); nothing was started.
+            A request can't be carried out as asked (see `lower`), or the stream is none of the
+            engine's device; nothing was started.
         BrokenError
             There is no room for a thread; nothing was started.
         """
@@ -168,6 +176,10 @@ class Engine(ABC):
             if file.ledger is not self._ledger:
                 raise UnsupportedError("The file was opened by another engine", path=file.path)
         transfer = Transfer(batch.nbytes)
+        if self.device.type == "cuda":
+            transfer.ready = self._mark(stream)
+        elif stream is not None:
+            raise UnsupportedError(f"An engine for {self.device} has no use for a CUDA stream")
         # A transfer that is entered and not started would never end.
         with HeldInterrupts():
             self._ledger.begin(batch, transfer)
@@ -176,6 +188,13 @@ class Engine(ABC):
             else:
                 self._start(batch, transfer)
         return transfer
+
+    def _mark(self, stream: Any) -> Event:
+        """Return the present end of a stream."""
+        index = self.device.index
+        event = Event(index)
+        event.record(current_stream(index) if stream is None else stream)
+        return event
 
     def statistics(self) -> EngineStatistics:
         """Return what the engine has done so far; works after `close` as well."""

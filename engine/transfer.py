@@ -10,6 +10,7 @@ from typing import Any
 
 from tensorspill.engine.statistics import TransferRecord
 from tensorspill.errors import ClosedError
+from tensorspill.pool.cuda.streams import Event, handle_of, wait_for
 
 __all__ = ["Transfer", "gather"]
 
@@ -28,11 +29,16 @@ class Transfer(Future[TransferRecord]):
     ----------
     nbytes : int
         Bytes asked for.
+    ready : Event or None
+        For CUDA memory: what the engine waits for before it touches the memory. None once the
+        transfer has ended.
     """
 
     def __init__(self, nbytes: int, stop: Callable[[], None] | None = None) -> None:
         super().__init__()
         self.nbytes = nbytes
+        self.ready: Event | None = None
+        self._after: Event | None = None
         self._stop = stop
         self._pid = os.getpid()
         self._outcome: TransferRecord | BaseException | None = None
@@ -45,6 +51,36 @@ class Transfer(Future[TransferRecord]):
     def on_cancel(self, stop: Callable[[], None]) -> None:
         """Say how to stop the transfer; called once, by the engine that runs it."""
         self._stop = stop
+
+    def ends_after(self, event: Event) -> None:
+        """Say which event of a stream comes last, for `wait_on`; called by engines that have one.
+
+        All of the transfer is on the GPU's streams then, and `end` follows once they are done.
+        """
+        self._after = event
+
+    def wait_on(self, stream: Any) -> None:
+        """Let what is put on a CUDA stream from now on begin after the transfer has ended.
+
+        Where the whole transfer is on the GPU's streams, this returns at once, and only `result`
+        tells whether it went well. Else it waits here, as `result` does.
+
+        Parameters
+        ----------
+        stream : int, torch.cuda.Stream, cupy.cuda.Stream, numba stream, or with ``__cuda_stream__``
+
+        Raises
+        ------
+        UnsupportedError
+            It is no stream.
+        SpillError, concurrent.futures.CancelledError, ClosedError
+            What `result` raises, if this had to wait.
+        """
+        handle, after = handle_of(stream), self._after
+        if after is None or self.done():
+            self.result()
+        else:
+            wait_for(handle, after)
 
     def cancel(self) -> bool:
         """Drop what has not started; what has started is awaited by the engine.
@@ -127,6 +163,7 @@ class Transfer(Future[TransferRecord]):
         self._outcome = outcome
         # What it stops owns the batch, and the batch's memory.
         self._stop = None
+        self.ready = None
         self._gate.release()
         if isinstance(outcome, BaseException):
             self.set_exception(outcome)

@@ -1,4 +1,4 @@
-"""Host memory: slabs, pools of buffers, the allocator of extents, digests.
+"""Memory of the host and of GPUs: slabs, pools of buffers, the allocator of extents, digests.
 
 Importing this takes memory from nobody and initialises nothing.
 """

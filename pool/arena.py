@@ -9,20 +9,17 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tensorspill.errors import BusyError, CapacityError, ClosedError
 from tensorspill.pool.allocator import ExtentAllocator
-from tensorspill.pool.buffer import Buffer
+from tensorspill.pool.buffer import Buffer, Memory
 from tensorspill.pool.live import live_ranges
-from tensorspill.pool.shapes import shaped
 from tensorspill.pool.sizes import round_up
-from tensorspill.pool.slab import Slab
 
-__all__ = ["Arena", "PoolStatistics"]
+__all__ = ["AnySlab", "Arena", "PoolStatistics"]
 
 #: A byte that makes a NaN in every float type but the float8 "fnuz" ones.
 _POISON = 0xFF
@@ -63,6 +60,40 @@ class PoolStatistics:
     waits: int
 
 
+class AnySlab(Protocol):
+    """What an arena needs of its memory, wherever that is.
+
+    Attributes
+    ----------
+    address, nbytes : int
+        The range.
+    device : torch.device
+        Where it is.
+    """
+
+    address: int
+    nbytes: int
+    device: torch.device
+
+    def part(self, offset: int, nbytes: int) -> Memory:
+        """Return a range that keeps the memory until nothing refers to it any more."""
+        ...
+
+    def shaped(
+        self, part: Memory, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        """Return a tensor over exactly `part`, whose storage holds `part`; None if torch can't."""
+        ...
+
+    def fill(self, offset: int, nbytes: int, value: int) -> None:
+        """Set bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give up the memory, which stays while parts of it are in use."""
+        ...
+
+
 class Arena:
     """A slab and the extents in it.
 
@@ -74,17 +105,16 @@ class Arena:
         The lock; notified whenever memory became free.
     """
 
-    def __init__(self, slab: Slab, allocator: ExtentAllocator, poison: bool) -> None:
+    def __init__(self, slab: AnySlab, allocator: ExtentAllocator, poison: bool) -> None:
         self.slab = slab
         self.allocator = allocator
         # No reentrant lock: `drop` may run in the middle of any of our own lines.
         self.changed = threading.Condition(threading.Lock())
         self.pieces: set[int] = set()
         self.closed = False
-        self._memory: NDArray[np.uint8] = slab.array
         self._poison = poison
         if poison:
-            self._memory.fill(_POISON)
+            slab.fill(0, slab.nbytes, _POISON)
         self._dropped: deque[int] = deque()
         self._reserved = self._peak = self._waits = 0
         self._pid = os.getpid()
@@ -132,8 +162,8 @@ class Arena:
     ) -> Buffer:
         """Make the buffer over an extent; free the extent if that fails."""
         try:
-            memory = self._memory[offset : offset + nbytes]
-            tensor = shaped(memory, shape, dtype)
+            memory = self.slab.part(offset, nbytes)
+            tensor = self.slab.shaped(memory, shape, dtype)
             # The storage owns `memory`, so this is called when no tensor uses it any more.
             returning = weakref.finalize(memory, self.drop, (offset,))
             returning.atexit = False
@@ -141,11 +171,15 @@ class Arena:
             self._free_locked(offset)
             raise
         self._peak = max(self._peak, self.allocator.allocated - self._reserved)
-        return Buffer(tensor, self, offset, returning)
+        layout = (shape, dtype, self.slab.device)
+        address = self.slab.address + offset
+        return Buffer(memory, layout, address, tensor, self, offset, returning)
 
     def empty_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> Buffer:
         """Make a buffer without elements, which takes no memory."""
-        return Buffer(shaped(self._memory[:0], shape, dtype), self, None, None)
+        nothing = self.slab.part(0, 0)
+        tensor = self.slab.shaped(nothing, shape, dtype)
+        return Buffer(nothing, (shape, dtype, self.slab.device), 0, tensor, self, None, None)
 
     def take_back(self, offset: int) -> None:
         """Free the extent of a released buffer."""
@@ -254,14 +288,13 @@ class Arena:
             )
         with self.changed:
             self.closed = True
-            self._memory = np.empty(0, np.uint8)
             self.changed.notify_all()
         self.slab.close()
 
     def _free_locked(self, offset: int) -> None:
         size = self.allocator.size_of(offset)
         if self._poison and not self.closed:
-            self._memory[offset : offset + size].fill(_POISON)
+            self.slab.fill(offset, size, _POISON)
         if offset in self.pieces:
             self.pieces.remove(offset)
             self._reserved -= size

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import torch
 
-from tensorspill.errors import BusyError, ClosedError
+from tensorspill.errors import BusyError, ClosedError, UnsupportedError
 from tensorspill.pool.live import live_ranges
+from tensorspill.pool.shapes import array_interface
 
-__all__ = ["Buffer", "Owner"]
+__all__ = ["Buffer", "Memory", "Owner"]
+
+
+class Memory(Protocol):
+    """A range of a slab that is kept as long as something refers to it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the range."""
+        ...
 
 
 class Owner(Protocol):
@@ -35,8 +46,15 @@ class Buffer:
     Pools make buffers. One that is dropped without `release` goes back to its pool when no tensor
     uses its memory any more.
 
+    One of GPU memory has ``__cuda_array_interface__``, so that CuPy, numba and others take it as it
+    is; dtypes that the interface has no name for are shown as bytes.
+
     Attributes
     ----------
+    shape : tuple of int
+        As it was asked for.
+    dtype : torch.dtype
+        As it was asked for.
     nbytes : int
         Bytes of the tensor, rounding not included.
     address : int
@@ -47,29 +65,52 @@ class Buffer:
 
     __slots__ = (
         "__weakref__",
+        "_memory",
         "_offset",
         "_owner",
         "_return",
         "_tensor",
         "address",
         "device",
+        "dtype",
         "nbytes",
+        "shape",
     )
 
     def __init__(
         self,
-        tensor: torch.Tensor,
+        memory: Memory,
+        layout: tuple[tuple[int, ...], torch.dtype, torch.device],
+        address: int,
+        tensor: torch.Tensor | None,
         owner: Owner,
         offset: int | None,
         returning: weakref.finalize[..., Any] | None,
     ) -> None:
-        self._tensor: torch.Tensor | None = tensor
+        self._memory: Memory | None = memory
+        self._tensor = tensor
         self._owner = owner
         self._offset = offset
         self._return = returning
-        self.address = tensor.data_ptr()
-        self.nbytes = tensor.nbytes
-        self.device = tensor.device
+        self.shape, self.dtype, self.device = layout
+        self.address = address
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def memory(self) -> Memory:
+        """What keeps the bytes where they are.
+
+        Raises
+        ------
+        ClosedError
+            The buffer was released, or its pool closed.
+        """
+        memory = self._memory
+        if memory is None:
+            raise ClosedError("The buffer was released")
+        if self._owner.closed:
+            raise ClosedError("The buffer's pool is closed")
+        return memory
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -82,18 +123,30 @@ class Buffer:
         ------
         ClosedError
             The buffer was released, or its pool closed.
+        UnsupportedError
+            It is GPU memory, and the torch that is installed has no CUDA.
         """
         tensor = self._tensor
-        if tensor is None:
-            raise ClosedError("The buffer was released")
-        if self._owner.closed:
-            raise ClosedError("The buffer's pool is closed")
+        if tensor is None or self._owner.closed:
+            _ = self.memory
+            raise UnsupportedError(
+                f"This torch has no CUDA, so there are no tensors on {self.device}",
+                remedy="Use the buffer itself, or arrays that CuPy or numba make of it",
+            )
         return tensor
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory for other libraries; only of GPU memory."""
+        if self.device.type != "cuda":
+            raise AttributeError(f"A buffer on {self.device} has no __cuda_array_interface__")
+        _ = self.memory
+        return array_interface(self.address, self.shape, self.dtype)
 
     @property
     def released(self) -> bool:
         """Whether the buffer was released, or its pool closed."""
-        return self._tensor is None or self._owner.closed
+        return self._memory is None or self._owner.closed
 
     def release(self) -> None:
         """Give the memory back to the pool; a second time does no harm.
@@ -103,10 +156,10 @@ class Buffer:
         BusyError
             A transfer that has not ended uses the memory; the buffer is unchanged.
         """
-        if self._tensor is None:
+        if self._memory is None:
             return
         if self._owner.closed or self._owner.forked:
-            self._tensor = None
+            self._memory = self._tensor = None
             return
         if live_ranges.overlap(self.address, self.nbytes):
             raise BusyError(
@@ -116,7 +169,7 @@ class Buffer:
             )
         # Of two threads that release at once, one detaches.
         mine = self._return is not None and self._return.detach() is not None
-        self._tensor = None
+        self._memory = self._tensor = None
         if mine and self._offset is not None:
             self._owner.take_back(self._offset)
 
@@ -132,7 +185,6 @@ class Buffer:
         self.release()
 
     def __repr__(self) -> str:
-        tensor = self._tensor
-        if tensor is None or self._owner.closed:
+        if self.released:
             return f"<Buffer of {self.nbytes} bytes, released>"
-        return f"<Buffer {tuple(tensor.shape)} {tensor.dtype} at {self.address:#x}>"
+        return f"<Buffer {self.shape} {self.dtype} at {self.address:#x} on {self.device}>"

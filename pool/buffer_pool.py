@@ -1,4 +1,4 @@
-"""A pool of buffers of any size, cut from one slab."""
+"""A pool of buffers of any size, cut from one slab of host or GPU memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tensorspill.errors import UnsupportedError
 from tensorspill.pool.allocator import ExtentAllocator
 from tensorspill.pool.arena import Arena, PoolStatistics
 from tensorspill.pool.buffer import Buffer
+from tensorspill.pool.cuda.memory import DeviceSlab, Resource
 from tensorspill.pool.reservation import Reservation
 from tensorspill.pool.shapes import Shape, count_bytes, normal_shape
 from tensorspill.pool.sizes import parse_bytes, round_up
@@ -21,7 +22,7 @@ __all__ = ["BufferPool", "PoolStatistics"]
 
 
 class BufferPool:
-    """Host memory, taken once, from which buffers of any size are cut.
+    """Memory of the host or of a GPU, taken once, from which buffers of any size are cut.
 
     All methods may be called from any thread. A forked child has the memory's content at the time
     of the fork, but can't allocate.
@@ -31,13 +32,16 @@ class BufferPool:
     nbytes : int or str
         Capacity in bytes, or text such as "4GiB"; rounded up to the alignment.
     device : str or torch.device
-        "cpu": GPU memory is not in this version.
+        "cpu", or a GPU such as "cuda:0". Buffers of GPU memory have tensors where torch has CUDA,
+        and can be used by CuPy, numba and others anywhere.
     alignment : int
         Power of two from 64 to 2 MiB; every buffer's address and room are multiples of it.
     numa_node : int, optional
-        Take the memory from this NUMA node.
+        Take the memory from this NUMA node; for host memory.
     page_lock : {"auto", "yes", "no"}
-        See `Slab`.
+        See `Slab`; for host memory.
+    resource : {"driver", "cupy"}
+        Where GPU memory comes from: the driver itself, or the pool of CuPy's arrays.
     allocator : ExtentAllocator, optional
         Decides where in the memory buffers go; unused so far, with at most `nbytes` of capacity.
         Its alignment then counts.
@@ -49,15 +53,15 @@ class BufferPool:
     ----------
     device : torch.device
         Where the memory is.
-    slab : Slab
+    slab : Slab or DeviceSlab
         The memory, with its address, page-locking and notes.
 
     Raises
     ------
     UnsupportedError
-        An argument is out of range.
-    BrokenError
-        The operating system has no such memory.
+        An argument is out of range, or there is no such GPU.
+    BrokenError, CapacityError
+        The operating system, or the GPU, has no such memory.
     """
 
     def __init__(
@@ -68,10 +72,11 @@ class BufferPool:
         alignment: int = 4096,
         numa_node: int | None = None,
         page_lock: PageLocking = "auto",
+        resource: Resource = "driver",
         allocator: ExtentAllocator | None = None,
         poison: bool = False,
     ) -> None:
-        self.device = _host_device(device)
+        target = _checked_device(device)
         size = parse_bytes(nbytes)
         if allocator is None:
             allocator = ExtentAllocator(round_up(size, max(alignment, 1)), alignment)
@@ -79,12 +84,20 @@ class BufferPool:
             raise UnsupportedError("The allocator is in use, or has more capacity than the pool")
         if allocator.alignment < 64:
             raise UnsupportedError(f"Buffers need an alignment of 64, not {allocator.alignment}")
-        self.slab = Slab(
-            allocator.capacity,
-            numa_node=numa_node,
-            page_lock=page_lock,
-            alignment=allocator.alignment,
-        )
+        self.slab: Slab | DeviceSlab
+        if target.type == "cuda":
+            if numa_node is not None or page_lock == "yes":
+                raise UnsupportedError("numa_node and page_lock are for host memory")
+            alignment = allocator.alignment
+            self.slab = DeviceSlab(allocator.capacity, target, resource, alignment=alignment)
+        else:
+            self.slab = Slab(
+                allocator.capacity,
+                numa_node=numa_node,
+                page_lock=page_lock,
+                alignment=allocator.alignment,
+            )
+        self.device = self.slab.device
         self._arena = Arena(self.slab, allocator, poison)
 
     @property
@@ -206,15 +219,11 @@ class BufferPool:
         return f"<BufferPool on {self.device}: {state}>"
 
 
-def _host_device(device: str | torch.device) -> torch.device:
+def _checked_device(device: str | torch.device) -> torch.device:
     try:
         device = torch.device(device)
     except RuntimeError as error:
         raise UnsupportedError(f"{device!r} is no device: {error}") from error
-    if device.type == "cuda":
-        raise UnsupportedError(
-            "Pools of GPU memory are not in this version", remedy='Use device="cpu"'
-        )
-    if device.type != "cpu":
+    if device.type not in ("cpu", "cuda"):
         raise UnsupportedError(f"No pools on {device}")
     return device

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from tensorspill.errors import UnsupportedError
 
-__all__ = ["Shape", "count_bytes", "normal_shape", "shaped"]
+__all__ = ["Shape", "array_interface", "count_bytes", "normal_shape", "shaped"]
 
 Shape = int | Sequence[int]
 
@@ -56,3 +57,40 @@ def shaped(memory: NDArray[np.uint8], shape: tuple[int, ...], dtype: torch.dtype
         return torch.from_numpy(memory).view(dtype).view(shape)
     except (RuntimeError, TypeError) as error:
         raise UnsupportedError(f"No buffers of {dtype}: {error}") from error
+
+
+#: What ``__cuda_array_interface__`` calls the dtypes that it has names for.
+_TYPES = {
+    torch.bool: "|b1",
+    torch.int8: "|i1",
+    torch.uint8: "|u1",
+    torch.int16: "<i2",
+    torch.uint16: "<u2",
+    torch.int32: "<i4",
+    torch.uint32: "<u4",
+    torch.int64: "<i8",
+    torch.uint64: "<u8",
+    torch.float16: "<f2",
+    torch.float32: "<f4",
+    torch.float64: "<f8",
+    torch.complex64: "<c8",
+    torch.complex128: "<c16",
+}
+
+
+def array_interface(address: int, shape: tuple[int, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """Return the ``__cuda_array_interface__`` of contiguous GPU memory, as bytes if need be.
+
+    It names no stream: whoever holds the memory knows what was put on which stream.
+    """
+    name = _TYPES.get(dtype)
+    if name is None:
+        name, shape = "|u1", (math.prod(shape) * dtype.itemsize,)
+    return {
+        "version": 3,
+        "shape": shape,
+        "typestr": name,
+        "data": (address, False),
+        "strides": None,
+        "stream": None,
+    }

@@ -6,7 +6,7 @@ import errno
 import mmap
 import weakref
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tensorspill.errors import BrokenError, ClosedError, UnsupportedError
 from tensorspill.pool.numa import check_node, prefer_node
 from tensorspill.pool.page_lock import PageLock
+from tensorspill.pool.shapes import shaped
 from tensorspill.pool.sizes import format_bytes
 
 __all__ = ["HUGE_PAGE", "PageLocking", "Slab"]
@@ -49,6 +50,8 @@ class Slab:
     ----------
     address, nbytes : int
         The range.
+    device : torch.device
+        The CPU.
     page_locked : bool
         Whether the CUDA driver has it registered.
     notes : tuple of str
@@ -61,6 +64,8 @@ class Slab:
     BrokenError
         The operating system has no such memory.
     """
+
+    device = torch.device("cpu")
 
     def __init__(
         self,
@@ -116,6 +121,24 @@ class Slab:
             The slab was closed.
         """
         return torch.from_numpy(self.array)
+
+    def part(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return a range of the memory, which keeps it mapped.
+
+        Raises
+        ------
+        ClosedError
+            The slab was closed.
+        """
+        return self.array[offset : offset + nbytes]
+
+    def shaped(self, part: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor over exactly a `part`, whose storage holds it."""
+        return shaped(part, shape, dtype)
+
+    def fill(self, offset: int, nbytes: int, value: int) -> None:
+        """Set `nbytes` from `offset` on to `value`."""
+        self.part(offset, nbytes).fill(value)
 
     @property
     def closed(self) -> bool:

@@ -161,8 +161,8 @@ def _initialise() -> _Loaded:
             why = f"The CUDA driver has no GPU to use: {code.name}"
         elif int(module.cuDeviceGetCount()[1]) == 0:
             why = "The CUDA driver sees no GPU"
-    except OSError as error:
-        why = f"No CUDA driver (libcuda.so.1): {error}"
+    except OSError:
+        why = "No CUDA driver (libcuda.so.1)"
     except ImportError:
         why = "cuda-python is not installed"
     except RuntimeError as error:

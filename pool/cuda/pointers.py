@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tensorspill.pool.cuda.driver import call, status
 
-__all__ = ["Kind", "PointerInfo", "describe"]
+__all__ = ["Kind", "PointerInfo", "describe", "first_unusable"]
 
 Kind = Literal["device", "managed", "page-locked", "unknown"]
 
@@ -60,6 +61,40 @@ def describe(address: int) -> PointerInfo:
     if kind == "device" and nbytes == 0:
         base, nbytes = (int(value) for value in call("cuMemGetAddressRange", address))
     return PointerInfo(kind, int(values[1]), base, nbytes)
+
+
+def first_unusable(
+    addresses: Sequence[int], sizes: Sequence[int], device: int
+) -> tuple[int, str] | None:
+    """Find a range that is not ordinary memory of a GPU; needs a current context.
+
+    The driver is asked once for each allocation, of which many small tensors share one.
+
+    Returns
+    -------
+    tuple of (int, str), or None
+        Which range it is, and why it can't be used.
+    """
+    known_to = 0
+    for i in sorted(range(len(addresses)), key=addresses.__getitem__):
+        at, end = max(addresses[i], known_to), addresses[i] + sizes[i]
+        while at < end:
+            info = describe(at)
+            if info.kind != "device" or info.device != device:
+                return i, _why_unusable(info, device)
+            # Memory that was mapped piece by piece is several allocations in a row.
+            at = known_to = max(info.base + info.nbytes, at + 1)
+    return None
+
+
+def _why_unusable(info: PointerInfo, device: int) -> str:
+    if info.kind == "unknown":
+        return "The buffer's address is not in GPU memory; perhaps it was freed"
+    if info.kind == "managed":
+        return "The buffer is managed memory, which the driver moves between GPU and host"
+    if info.kind == "page-locked":
+        return "The buffer is page-locked host memory, not GPU memory"
+    return f"The buffer is on cuda:{info.device}, this engine serves cuda:{device}"
 
 
 _cached: list[Any] = []

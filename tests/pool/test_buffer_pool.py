@@ -228,11 +228,9 @@ def test_placing_at_random() -> None:
 
 
 def test_arguments() -> None:
-    for device in ("cuda", "cuda:1", "meta", "nonsense"):
+    for device in ("cuda:99", "meta", "nonsense"):
         with pytest.raises(UnsupportedError):
             BufferPool(4096, device)
-    with pytest.raises(UnsupportedError, match="not in this version"):
-        BufferPool(4096, torch.device("cuda"))
     for alignment in (0, -4, 3, 32, 4 << 20):
         with pytest.raises(UnsupportedError):
             BufferPool(4096, alignment=alignment)

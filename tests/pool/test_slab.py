@@ -88,11 +88,11 @@ def test_closed() -> None:
 def test_page_lock_without_a_driver() -> None:
     if has_driver():
         pytest.skip("this node has a CUDA driver")
-    with pytest.raises(UnsupportedError, match="no CUDA driver"):
+    with pytest.raises(UnsupportedError, match="No CUDA driver"):
         Slab(4096, page_lock="yes")
     slab = Slab(4096, page_lock="auto")
     assert not slab.page_locked
-    assert any("no CUDA driver" in note for note in slab.notes)
+    assert any("No CUDA driver" in note for note in slab.notes)
     assert not Slab(4096, page_lock="no").notes
 
 
@@ -148,9 +148,13 @@ def test_arguments() -> None:
 
 def test_import_starts_nothing() -> None:
     program = (
-        "import sys, threading, tensorspill.pool\n"
+        # Some builds of torch import cuda-python themselves, without loading the driver.
+        "import sys, threading, torch\n"
+        "before = set(sys.modules)\n"
+        "import tensorspill.pool\n"
         "assert threading.active_count() == 1\n"
-        "loaded = [name for name in ('numba', 'cuda', 'cupy') if name in sys.modules]\n"
+        "new = set(sys.modules) - before\n"
+        "loaded = {'numba', 'cuda', 'cuda.bindings.driver', 'cuda.core', 'cupy'} & new\n"
         "assert not loaded, loaded\n"
         "assert 'libcuda' not in open('/proc/self/maps').read()\n"
     )
