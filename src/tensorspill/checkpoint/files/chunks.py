@@ -51,7 +51,7 @@ class Box(NamedTuple):
     def inside(self, shape: Sequence[int]) -> bool:
         """Whether it lies in a tensor of that shape."""
         return len(shape) == len(self.offsets) == len(self.lengths) and all(
-            0 <= offset and 0 <= length and offset + length <= size
+            offset >= 0 and length >= 0 and offset + length <= size
             for offset, length, size in zip(*self, shape, strict=True)
         )
 
@@ -98,11 +98,14 @@ class Chunk:
     tensor : torch.Tensor or Source
         The part, of shape ``box.lengths``; any strides, any device. It must not change before the
         write has ended.
+    partial : bool
+        Whether the tensor has more than this; then the part is named in the file as well.
     """
 
     name: str
     box: Box
     tensor: torch.Tensor | Source
+    partial: bool = False
 
     @property
     def nbytes(self) -> int:

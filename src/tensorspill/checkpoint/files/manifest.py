@@ -1,26 +1,42 @@
 """The manifest: which tensors, objects and files make a checkpoint, as one file of JSON.
 
-The file has three lines. The first is the start of an object, with the format's name, the number of
-the checkpoint in its folder, and the SHA-256 of number and second line; the second is the manifest
-itself; the third ends the object. So the whole is JSON, and what was changed by hand is found.
+The file has three lines. The first begins an object, with the format's name, the number of the
+checkpoint in its folder, and the SHA-256 of that number and the second line; the second line is the
+manifest itself; the third ends the object. So the whole is JSON, the number can be had without
+reading the rest, and what was cut off or changed by hand is found.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from tensorspill.checkpoint.files.records import FileRecord, ObjectRecord, TensorRecord, Written
+from tensorspill.checkpoint.files.coverage import why_not_covered
+from tensorspill.checkpoint.files.json_form import body_of, fields_of
+from tensorspill.checkpoint.files.names import MANIFEST
+from tensorspill.checkpoint.files.records import (
+    BoxRecord,
+    FileRecord,
+    ObjectRecord,
+    TensorRecord,
+    Written,
+)
+from tensorspill.errors import CorruptError, UnsupportedError
 
-__all__ = ["MANIFEST", "KeyPath", "Manifest", "assemble"]
-
-#: Name of the file in a checkpoint's folder.
-MANIFEST = "manifest.json"
+__all__ = ["FIRST_LINE", "MANIFEST", "KeyPath", "Manifest", "assemble"]
 
 KeyPath = tuple[str | int, ...]
+
+#: The first line of the file: the number of the checkpoint, and the digest.
+FIRST_LINE = re.compile(
+    rb'\{"format":"tensorspill checkpoint 1","sequence":(\d{1,18}),'
+    rb'"sha256":"([0-9a-f]{64})","manifest":\n'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +76,21 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        raise NotImplementedError
+        body = json.dumps(body_of(self), separators=(",", ":"))
+        return (
+            f'{{"format":"tensorspill checkpoint 1","sequence":{self.sequence},'
+            f'"sha256":"{_sha256(self.sequence, body.encode())}","manifest":\n{body}\n}}\n'
+        )
 
     @classmethod
     def from_json(cls, text: str | bytes, path: str | None = None) -> Manifest:
         """Return the manifest that a file says.
+
+        Parameters
+        ----------
+        text : str or bytes
+        path : str, optional
+            Of the file, for errors.
 
         Raises
         ------
@@ -72,7 +98,27 @@ class Manifest:
             It is cut off, was changed since it was written, or says what can't be: names that
             leave the folder, parts that overlap, are missing or lie outside of a file.
         """
-        raise NotImplementedError
+        data = text.encode() if isinstance(text, str) else text
+        try:
+            first = FIRST_LINE.match(data)
+            if first is None:
+                raise CorruptError("This is no manifest of a checkpoint, or of a later version")
+            body = data[first.end() : -3]
+            sequence = int(first[1])
+            if data[-3:] != b"\n}\n" or _sha256(sequence, body) != first[2].decode():
+                raise CorruptError("The manifest was cut off or changed since it was written")
+            try:
+                found = json.loads(body)
+            except (ValueError, RecursionError) as error:
+                raise CorruptError(f"The manifest is no JSON: {error}") from error
+            return cls(**fields_of(found), sequence=sequence)
+        except CorruptError as error:
+            error.path = path
+            raise
+
+
+def _sha256(sequence: int, body: bytes) -> str:
+    return hashlib.sha256(b"%d\n%b" % (sequence, body)).hexdigest()
 
 
 def assemble(
@@ -97,7 +143,40 @@ def assemble(
     Raises
     ------
     UnsupportedError
-        The parts of a tensor do not cover it, each element once; or a file or object is there
-        twice.
+        The parts of a tensor do not cover it, each element once; a part has another dtype; or a
+        file or object is there twice.
     """
-    raise NotImplementedError
+    parts: dict[str, list[BoxRecord]] = {name: [] for name in shapes}
+    objects: dict[str, ObjectRecord] = {}
+    files: dict[str, FileRecord] = {}
+    for each in written:
+        if files.setdefault(each.file.name, each.file) is not each.file:
+            raise UnsupportedError(f"File {each.file.name} was written twice")
+        for name, dtype, box in each.boxes:
+            if name not in parts or shapes[name][0] is not dtype:
+                raise UnsupportedError(f"Tensor {name!r} of {dtype} was written and not planned")
+            parts[name].append(box)
+        for name, item in each.objects:
+            if objects.setdefault(name, item) is not item:
+                raise UnsupportedError(f"Object {name!r} was written twice")
+    for name, boxes in parts.items():
+        if why := why_not_covered(shapes[name][1], [box.box for box in boxes]):
+            raise UnsupportedError(f"Tensor {name!r} was not written as planned: {why}")
+    return Manifest(
+        step=step,
+        tensors={
+            name: TensorRecord(dtype, tuple(shape), tuple(parts[name]))
+            for name, (dtype, shape) in shapes.items()
+        },
+        objects=objects,
+        files=tuple(files.values()),
+        plan_digest=plan_digest,
+        key_paths=dict(key_paths or {}),
+        versions=_versions(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    from tensorspill import __version__
+
+    return {"tensorspill": __version__, "torch": str(torch.__version__)}

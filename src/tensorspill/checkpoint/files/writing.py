@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tensorspill.checkpoint.files import recycling
 from tensorspill.checkpoint.files.chunks import Chunk, ObjectChunk
+from tensorspill.checkpoint.files.digesting import Digests
+from tensorspill.checkpoint.files.durable import sync_folder
 from tensorspill.checkpoint.files.engines import Engines
-from tensorspill.checkpoint.files.records import Written
+from tensorspill.checkpoint.files.layout import FileLayout, lay_out
+from tensorspill.checkpoint.files.moving import gather, is_plain
+from tensorspill.checkpoint.files.names import is_file_name
+from tensorspill.checkpoint.files.pipeline import Pipeline
+from tensorspill.checkpoint.files.records import (
+    BoxRecord,
+    FileRecord,
+    ObjectRecord,
+    Written,
+    digest_span,
+)
+from tensorspill.checkpoint.files.slots import Slot, allocate
+from tensorspill.engine.batch import REQUEST, Batch
 from tensorspill.engine.engine import Engine
+from tensorspill.engine.file import File
+from tensorspill.errors import UnsupportedError
+from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.buffer_pool import BufferPool
+from tensorspill.pool.digest import digest
 
-__all__ = ["write_file"]
+__all__ = ["DEPTH", "WINDOW", "write_file"]
+
+#: Bytes of one batch: what an engine's queue holds, so that a second one keeps it full.
+WINDOW = 32 << 20
+
+#: Batches under way.
+DEPTH = 3
 
 
 def write_file(
@@ -36,7 +68,8 @@ def write_file(
     engine : Engine or Engines
         An engine for host memory, or the engines of several devices.
     staging : BufferPool
-        For content that can't move from where it is: other strides, other devices.
+        For content that can't move from where it is: other strides, other devices. Of 4 MiB at
+        least, better 32 MiB, if there is such content.
     progress : callable, optional
         Called in this thread with the bytes written so far, as blocks complete.
 
@@ -45,4 +78,230 @@ def write_file(
     SpillError
         What went wrong; the file is left as it is, to be swept with its folder.
     """
-    raise NotImplementedError
+    if not is_file_name(name):
+        raise UnsupportedError(f"{name!r} is no name for a file of a checkpoint", path=folder)
+    begun = time.perf_counter()
+    layout = lay_out(chunks, objects)
+    host = engine.host if isinstance(engine, Engines) else engine
+    inside = os.path.relpath(
+        os.path.join(os.path.realpath(folder), name), os.path.realpath(host.folder)
+    )
+    reused = recycling.take(folder, name, layout.nbytes)
+    with host.open(inside, "r+" if reused else "x", layout.nbytes) as file:
+        # What was recycled may be longer.
+        os.ftruncate(file.fd, layout.nbytes)
+        writer = _Writer(layout, engine, {host: file}, inside, staging, progress)
+        try:
+            writer.write()
+        finally:
+            writer.close()
+        file.sync()
+    sync_folder(folder)
+    return Written(
+        FileRecord(name, layout.nbytes, len(layout.header), digest(layout.header)),
+        tuple(writer.boxes(name)),
+        tuple(
+            (item.name, ObjectRecord(name, offset, len(item.data), digest(item.data)))
+            for item, offset in layout.objects
+        ),
+        time.perf_counter() - begun,
+        reused,
+    )
+
+
+class _Writer:
+    """Moves a layout to its file, and computes the digests beside that."""
+
+    def __init__(
+        self,
+        layout: FileLayout,
+        engine: Engine | Engines,
+        files: dict[Engine, File],
+        inside: str,
+        staging: BufferPool,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._layout = layout
+        self._engine = engine
+        self._files = files
+        self._host = next(iter(files))
+        self._inside = inside
+        self._staging = staging
+        self._progress = progress
+        self._done = 0
+        self._slot: Slot | None = None
+        self._pipeline = Pipeline(DEPTH)
+        self._digests = Digests(
+            [chunk.nbytes for chunk, _ in layout.chunks], [offset for _, offset in layout.chunks]
+        )
+
+    def write(self) -> None:
+        """Write everything; when this returns, all transfers have ended."""
+        layout, first = self._layout, 0
+        with self._pipeline:
+            self._write_bytes([(layout.header, 0)])
+            for lane, group in groupby(layout.chunks, lambda placed: self._lane(placed[0])):
+                placed = list(group)
+                if lane is None:
+                    self._write_staged(first, placed)
+                else:
+                    self._write_in_place(lane, first, placed)
+                first += len(placed)
+            self._write_bytes([(item.data, offset) for item, offset in layout.objects])
+
+    def close(self) -> None:
+        """Close what was opened here."""
+        for engine, file in self._files.items():
+            if engine is not self._host:
+                file.close()
+
+    def boxes(self, name: str) -> Iterator[tuple[str, torch.dtype, BoxRecord]]:
+        """Return what was written, in the order of the file."""
+        found = self._digests.of_chunks()
+        for (chunk, offset), digests in zip(self._layout.chunks, found, strict=True):
+            nbytes = chunk.nbytes
+            record = BoxRecord(chunk.box, name, offset, nbytes, digest_span(nbytes), digests)
+            yield chunk.name, chunk.tensor.dtype, record
+
+    def _lane(self, chunk: Chunk) -> Engine | None:
+        """Return the engine that moves a chunk from where it is; None if it has to be staged."""
+        tensor = chunk.tensor
+        if not isinstance(tensor, torch.Tensor) or not is_plain(tensor):
+            return None
+        if tensor.is_cpu:
+            return self._host
+        return self._engine.direct(tensor.device) if isinstance(self._engine, Engines) else None
+
+    def _file(self, engine: Engine) -> File:
+        if engine not in self._files:
+            self._files[engine] = engine.open(self._inside, "r+")
+        return self._files[engine]
+
+    # -- content that moves from where it is ---------------------------------------------------
+
+    def _write_bytes(self, items: Sequence[tuple[bytes, int]]) -> None:
+        data = [np.frombuffer(item, np.uint8) for item, _ in items]
+        self._submit_windows(
+            self._host,
+            [array.ctypes.data for array in data],
+            [array.nbytes for array in data],
+            [offset for _, offset in items],
+            data,
+        )
+
+    def _write_in_place(self, engine: Engine, first: int, placed: list[tuple[Chunk, int]]) -> None:
+        tensors = [chunk.tensor for chunk, _ in placed if isinstance(chunk.tensor, torch.Tensor)]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        on_host = engine is self._host
+        if on_host:
+            self._digests.in_memory(first, addresses)
+        self._submit_windows(
+            engine,
+            addresses,
+            [chunk.nbytes for chunk, _ in placed],
+            [offset for _, offset in placed],
+            tensors,
+            self._digests.compute if on_host else None,
+        )
+        if not on_host:
+            self._digests.compute_on_device(first, tensors)
+
+    def _submit_windows(
+        self,
+        engine: Engine,
+        addresses: list[int],
+        sizes: list[int],
+        offsets: list[int],
+        keep: Sequence[object],
+        beside: Callable[[int], None] | None = None,
+    ) -> None:
+        """Write ranges that follow one another in the file, in batches.
+
+        `beside` is called while they are under way, with the place in the file up to which they
+        were submitted.
+        """
+        table = np.zeros(len(addresses), REQUEST)
+        table["addr"], table["nbytes"], table["offset"] = addresses, sizes, offsets
+        table["write"] = 1
+        table = table[table["nbytes"] > 0]
+        if not len(table):
+            return
+        file = self._file(engine)
+        ends = table["offset"] + table["nbytes"]
+        position, stop = int(table["offset"][0]), int(ends[-1])
+        while position < stop:
+            # At multiples of the window, and so of blocks, wherever chunks begin.
+            edge = min((position // WINDOW + 1) * WINDOW, stop)
+            batch = Batch(_between(table, ends, position, edge), (file,), (keep,))
+            self._submit(engine, batch)
+            position = edge
+            if beside is not None:
+                beside(position)
+
+    def _submit(self, engine: Engine, batch: Batch, buffer: Buffer | None = None) -> None:
+        def finish() -> None:
+            self._done += batch.nbytes
+            if self._progress is not None:
+                self._progress(self._done)
+
+        self._pipeline.put(engine.submit(batch), finish, buffer)
+
+    # -- content that is staged ----------------------------------------------------------------
+
+    def _write_staged(self, first: int, placed: list[tuple[Chunk, int]]) -> None:
+        """Copy content into staging memory, as much as a slot takes, and write it from there."""
+        try:
+            for number, (chunk, offset) in enumerate(placed, first):
+                done = 0
+                while done < chunk.nbytes:
+                    slot = self._slot
+                    least = min(chunk.nbytes - done, digest_span(chunk.nbytes))
+                    if slot is None or slot.room < least:
+                        self._write_slot()
+                        slot = Slot(allocate(self._staging, self._pipeline), offset + done)
+                        self._slot = slot
+                    done += self._fill(slot, number, chunk, done)
+            self._write_slot()
+        finally:
+            if self._slot is not None:
+                self._slot.buffer.release()
+
+    def _fill(self, slot: Slot, number: int, chunk: Chunk, done: int) -> int:
+        """Copy the next of a chunk's bytes into a slot; return how many."""
+        tensor, left = chunk.tensor, chunk.nbytes - done
+        # All that is left, or as many whole spans as there is room for.
+        span = digest_span(chunk.nbytes)
+        part = left if left <= slot.room else slot.room // span * span
+        address = slot.buffer.address + slot.used
+        memory = slot.take(part).view(tensor.dtype)
+        gather(tensor, done // tensor.dtype.itemsize, memory)
+        self._digests.in_part(number, done, part, address)
+        return part
+
+    def _write_slot(self) -> None:
+        """Write what the slot has; its memory is the pipeline's from then on."""
+        slot, self._slot = self._slot, None
+        if slot is None:
+            return
+        # Before the transfer, while it is in the caches.
+        self._digests.compute(slot.offset + slot.used)
+        table = np.zeros(1, REQUEST)
+        table["addr"], table["nbytes"] = slot.buffer.address, slot.used
+        table["offset"], table["write"] = slot.offset, 1
+        batch = Batch(table, (self._file(self._host),), (slot.buffer.tensor,))
+        self._submit(self._host, batch, slot.buffer)
+
+
+def _between(
+    table: NDArray[np.void], ends: NDArray[np.int64], position: int, edge: int
+) -> NDArray[np.void]:
+    """Return the requests of a sorted table, cut to the range of the file."""
+    first = int(np.searchsorted(ends, position, "right"))
+    last = int(np.searchsorted(table["offset"], edge, "left"))
+    part = table[first:last].copy()
+    head = max(position - int(part["offset"][0]), 0)
+    part["addr"][0] += head
+    part["offset"][0] += head
+    part["nbytes"][0] -= head
+    part["nbytes"][-1] -= max(int(ends[last - 1]) - edge, 0)
+    return part
