@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tensorspill.errors import UnsupportedError
 
-__all__ = ["Shape", "array_interface", "count_bytes", "normal_shape", "shaped"]
+__all__ = ["Shape", "array_interface", "bytes_at", "count_bytes", "normal_shape", "shaped"]
 
 Shape = int | Sequence[int]
 
@@ -94,3 +94,15 @@ def array_interface(address: int, shape: tuple[int, ...], dtype: torch.dtype) ->
         "strides": None,
         "stream": None,
     }
+
+
+class _Bytes:
+    """GPU memory as bytes, for a call of a library; it keeps nothing alive."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = array_interface(address, (nbytes,), torch.uint8)
+
+
+def bytes_at(address: int, nbytes: int) -> Any:
+    """Return an array of bytes over GPU memory; the caller keeps that alive."""
+    return _Bytes(address, nbytes)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -17,16 +17,21 @@ from tensorspill.pool.cuda.driver import call
 from tensorspill.pool.shapes import array_interface
 from tensorspill.pool.sizes import format_bytes
 
-__all__ = ["DevicePart", "DeviceSlab", "Resource", "before_freeing", "is_owned"]
+__all__ = ["DevicePart", "DeviceSlab", "Resource", "is_owned", "set_freeing"]
 
 Resource = Literal["driver", "cupy"]
 
 #: What the driver aligns allocations to.
 _ALIGNMENT = 256
 
-_lock = threading.Lock()
 _owned: dict[int, int] = {}
-_listeners: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _at_once(_: int, give_back: Callable[[], None]) -> None:
+    give_back()
+
+
+_freeing: Callable[[int, Callable[[], None]], None] = _at_once
 
 
 def is_owned(address: int) -> bool:
@@ -34,9 +39,13 @@ def is_owned(address: int) -> bool:
     return address in _owned
 
 
-def before_freeing(listener: Any) -> None:
-    """Call ``listener.forget(address)`` before each of our allocations is freed, while it lives."""
-    _listeners.add(listener)
+def set_freeing(freeing: Callable[[int, Callable[[], None]], None]) -> None:
+    """Have our allocations freed by ``freeing(address, give_back)`` from now on.
+
+    It may be called by the garbage collector, anywhere, and calls ``give_back()`` once.
+    """
+    global _freeing
+    _freeing = freeing
 
 
 class DeviceMemory:
@@ -65,8 +74,7 @@ class DeviceMemory:
         take = _from_cupy if resource == "cupy" else _from_driver
         with current(device):
             self.address, give_back = take(nbytes, device)
-        with _lock:
-            _owned[self.address] = nbytes
+        _owned[self.address] = nbytes
         self._end = weakref.finalize(self, _free, self.address, device, os.getpid(), give_back)
         # At exit the driver frees everything itself, and cuFile must not be called any more.
         self._end.atexit = False
@@ -226,11 +234,11 @@ def _from_cupy(nbytes: int, device: int) -> tuple[int, Callable[[], None]]:
 def _free(address: int, device: int, pid: int, give_back: Callable[[], None]) -> None:
     if os.getpid() != pid:
         return  # A forked child; the parent has the memory.
-    # cuFile may hang if registered memory is freed.
-    for listener in list(_listeners):
-        listener.forget(address)
-    with _lock:
-        _owned.pop(address, None)
+    _freeing(address, partial(_give_back, address, device, give_back))
+
+
+def _give_back(address: int, device: int, give_back: Callable[[], None]) -> None:
+    _owned.pop(address, None)
     try:
         with current(device):
             give_back()
