@@ -105,7 +105,7 @@ static const char *parsed(const char *text, struct rule *rule)
     static const struct { const char *word; enum action action; } words[] = {
         {"errno:", RETURN_ERRNO}, {"short:", MOVE_LESS}, {"delay:", DELAY}, {"late:", FAIL_LATE}};
     size_t length = strcspn(text, "=,");
-    if (text[length] != '=' || length >= LONGEST_NAME) return NULL;
+    if (!length || text[length] != '=' || length >= LONGEST_NAME) return NULL;
     *rule = (struct rule){.first = 1, .times = -1, .from_offset = -1};
     memcpy(rule->function, text, length);
     text += length + 1;

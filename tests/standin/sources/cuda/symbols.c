@@ -8,7 +8,7 @@
 
 /* Names whose newest version has other parameters than the one before, and since which release. */
 static const struct { const char *name; int since; const char *older; } changed[] = {
-    {"cuCtxCreate", 13000, "cuCtxCreate_v2"},
+    {"cuCtxCreate", 12050, "cuCtxCreate_v2"},
 };
 
 static void *symbol(const char *name)
