@@ -143,6 +143,8 @@ def _box(
     box = Box(tuple(map(_integer, offsets)), tuple(map(_integer, lengths)))
     nbytes = box.numel * itemsize
     file = _range(name, files, number, offset, nbytes)
+    if offset % itemsize:
+        _bad(f"tensor {name!r} is not at a multiple of its elements' size")
     found = base64.b64decode(_text(digests), validate=True)
     # A power of two, so that digests are of whole elements.
     if not 16 <= _integer(span) <= LARGEST_SPAN or span & (span - 1):

@@ -65,8 +65,17 @@ class Pipeline:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        while error is None and self.retire():
-            pass
+        if error is None:
+            try:
+                while self.retire():
+                    pass
+            finally:
+                self.stop()
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """Cancel what is under way, wait for it, and give its memory back."""
         for transfer, _, _ in self._live:
             transfer.cancel()
         for transfer, _, buffer in self._live:

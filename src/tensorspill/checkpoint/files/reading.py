@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import stat
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
 from tensorspill.checkpoint.files.chunks import Box
 from tensorspill.checkpoint.files.engines import Engines
-from tensorspill.checkpoint.files.manifest import Manifest
+from tensorspill.checkpoint.files.fetching import Fetcher, Range
+from tensorspill.checkpoint.files.manifest import MANIFEST, Manifest
+from tensorspill.checkpoint.files.moving import is_plain, scatter
+from tensorspill.checkpoint.files.records import BoxRecord, FileRecord, TensorRecord
+from tensorspill.checkpoint.files.runs import Run, runs_of
+from tensorspill.checkpoint.files.slots import SLOT
+from tensorspill.checkpoint.files.writing import DEPTH
+from tensorspill.engine.file import File
+from tensorspill.engine.request import Request
+from tensorspill.errors import (
+    BrokenError,
+    ClosedError,
+    CorruptError,
+    MissingNameError,
+    UnsupportedError,
+)
 from tensorspill.pool.buffer_pool import BufferPool
+from tensorspill.pool.digest import digest
+from tensorspill.pool.sizes import round_down, round_up
 
-__all__ = ["ReadRecord", "Reader", "Want"]
+__all__ = ["ReadRecord", "Reader", "Want", "read_manifest"]
+
+#: Files that are open at a time.
+OPEN_FILES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +76,40 @@ class ReadRecord:
     seconds: float
 
 
+class _Edge(NamedTuple):
+    """A range of a stored part that goes through staging memory, for one run."""
+
+    start: int
+    stop: int
+    run: Run
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """Return the manifest of a checkpoint.
+
+    Raises
+    ------
+    MissingFileError
+        The folder is missing, or has no manifest: it is no committed checkpoint.
+    CorruptError
+        See `Manifest.from_json`.
+    BrokenError
+        It can't be read.
+    """
+    path = os.path.join(os.path.abspath(os.fspath(folder)), MANIFEST)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            text = file.read()
+    except OSError as error:
+        raise BrokenError.from_oserror(error, "Can't read the manifest", path=path) from error
+    return Manifest.from_json(text, path)
+
+
 class Reader:
     """Reads a committed checkpoint; every byte is checked against the digests before it counts.
+
+    May be used from any thread; reads take turns.
 
     Parameters
     ----------
@@ -63,12 +118,15 @@ class Reader:
     manifest : Manifest, optional
         Read from the folder if not given.
     engine : Engines, optional
-        Opened here if not given.
+        For the folder or one above it; opened here if not given.
     staging : BufferPool, optional
-        Made here if not given.
-    """
+        Of 8 MiB at least; made here when needed if not given.
 
-    manifest: Manifest
+    Attributes
+    ----------
+    folder : str
+    manifest : Manifest
+    """
 
     def __init__(
         self,
@@ -78,7 +136,17 @@ class Reader:
         engine: Engines | None = None,
         staging: BufferPool | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.folder = os.path.abspath(os.fspath(folder))
+        self.manifest = read_manifest(folder) if manifest is None else manifest
+        self._records = {file.name: file for file in self.manifest.files}
+        self._owned: list[Engines | BufferPool] = []
+        self._engine = Engines(self.folder) if engine is None else engine
+        if engine is None:
+            self._owned.append(self._engine)
+        self._staging = staging
+        self._files: dict[str, File] = {}
+        self._lock = threading.Lock()
+        self._closed = False
 
     def read(self, wants: Iterable[Want]) -> ReadRecord:
         """Read parts of tensors into their destinations.
@@ -94,7 +162,19 @@ class Reader:
         BrokenError
             A file is missing or can't be read.
         """
-        raise NotImplementedError
+        wants = list(wants)
+        records = [self._checked(want) for want in wants]
+        with self._lock:
+            begun, before = time.perf_counter(), self._bytes_read()
+            staging = self._pool(wants)
+            with Fetcher(self._engine.host, staging) as fetcher:
+                for record, runs in _by_place(wants, records):
+                    self._fetch(fetcher, record, runs)
+            return ReadRecord(
+                sum(want.destination.nbytes for want in wants),
+                self._bytes_read() - before,
+                time.perf_counter() - begun,
+            )
 
     def read_object(self, name: str) -> bytes:
         """Return the bytes of a Python object, which are not unpickled here.
@@ -104,10 +184,103 @@ class Reader:
         MissingNameError, CorruptError, BrokenError
             As `read`.
         """
-        raise NotImplementedError
+        record = self.manifest.objects.get(name)
+        if record is None:
+            raise MissingNameError(f"No object {name!r} in the checkpoint", path=self.folder)
+        memory = torch.empty(record.nbytes, dtype=torch.uint8)
+        with self._lock:
+            file = self._file(record.file)
+            self._engine.host.submit([Request(memory, file, record.offset)]).result()
+        if digest(memory) != record.digest:
+            raise CorruptError(
+                f"Object {name!r} is not what was written (digest mismatch)",
+                path=file.path,
+                offset=record.offset,
+                nbytes=record.nbytes,
+            )
+        return memory.numpy().tobytes()
+
+    def check(self, name: str, wrong: Fetcher) -> None:
+        """Read all spans of a tensor through a fetcher, and keep none of them."""
+        for box in self.manifest.tensors[name].boxes:
+            with self._lock:
+                wrong.through(_range(self._file(box.file), box), _ignore)
+
+    # -- what a read consists of -----------------------------------------------------------------
+
+    def _checked(self, want: Want) -> TensorRecord:
+        record = self.manifest.tensors.get(want.name)
+        if record is None:
+            raise MissingNameError(f"No tensor {want.name!r} in the checkpoint", path=self.folder)
+        out = want.destination
+        if out.dtype is not record.dtype or tuple(out.shape) != want.box.lengths:
+            raise UnsupportedError(
+                f"Tensor {want.name!r} is {record.dtype}; part {want.box} does not fit into "
+                f"{tuple(out.shape)} of {out.dtype}",
+                path=self.folder,
+            )
+        if not want.box.inside(record.shape):
+            raise UnsupportedError(
+                f"{want.box} is not inside of tensor {want.name!r}, {record.shape}",
+                path=self.folder,
+            )
+        return record
+
+    def _fetch(self, fetcher: Fetcher, record: BoxRecord, runs: Sequence[Run]) -> None:
+        """Fetch what is needed of one stored part."""
+        whole = _range(self._file(record.file), record)
+        edges: list[_Edge] = []
+        for run in runs:
+            start, stop = run.start, run.start + run.nbytes
+            low, high = _spans(record, start, stop)
+            out = run.destination
+            if run.whole and out.is_cpu and is_plain(out):
+                first, last = round_up(start, record.span), stop
+                if stop < record.nbytes:
+                    last = round_down(stop, record.span)
+                if first < last:
+                    memory = out.detach().reshape(-1).view(torch.uint8)
+                    fetcher.into(
+                        whole.cut(first, last - first), memory[first - start :][: last - first]
+                    )
+                    edges += [_Edge(a, b, run) for a, b in ((low, first), (last, high)) if a < b]
+                    continue
+            edges.append(_Edge(low, high, run))
+        for start, stop, shared in _joined(edges):
+            fetcher.through(whole.cut(start, stop - start), _Deliver(start, shared))
+
+    def _pool(self, wants: Sequence[Want]) -> BufferPool:
+        """Return the staging memory; page-locked where it is made for a GPU's sake."""
+        if self._closed:
+            raise ClosedError("The reader is closed", path=self.folder)
+        if self._staging is None:
+            on_gpu = any(want.destination.is_cuda for want in wants)
+            nbytes = (DEPTH + 1) * (SLOT + (1 << 20))
+            self._staging = BufferPool(nbytes, page_lock="auto" if on_gpu else "no")
+            self._owned.append(self._staging)
+        return self._staging
+
+    def _bytes_read(self) -> int:
+        return sum(path.io_bytes for path in self._engine.host.statistics().by_path.values())
+
+    def _file(self, name: str) -> File:
+        """Return an open file of the checkpoint, of the length that it should have."""
+        if self._closed:
+            raise ClosedError("The reader is closed", path=self.folder)
+        if name not in self._files:
+            while len(self._files) >= OPEN_FILES:
+                self._files.pop(next(iter(self._files))).close()
+            self._files[name] = _open(self._engine, self.folder, self._records[name])
+        return self._files[name]
 
     def close(self) -> None:
         """Close the files, and what was opened here; a second time does no harm."""
+        with self._lock:
+            self._closed = True
+            while self._files:
+                self._files.popitem()[1].close()
+            while self._owned:
+                self._owned.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,3 +292,85 @@ class Reader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class _Deliver:
+    """Hands what was read of a stored part to the runs that need it."""
+
+    def __init__(self, start: int, runs: Sequence[Run]) -> None:
+        self._start = start
+        self._runs = runs
+
+    def __call__(self, done: int, memory: torch.Tensor) -> None:
+        begin = self._start + done
+        for run in self._runs:
+            low = max(begin, run.start)
+            high = min(begin + memory.numel(), run.start + run.nbytes)
+            if low < high:
+                dtype = run.destination.dtype
+                data = memory[low - begin : high - begin].view(dtype)
+                first = (low - run.start) // dtype.itemsize
+                scatter(data, first, run.shape, run.wanted, run.destination)
+
+
+def _ignore(_done: int, _memory: torch.Tensor) -> None:
+    pass
+
+
+def _by_place(
+    wants: Sequence[Want], records: Sequence[TensorRecord]
+) -> Iterator[tuple[BoxRecord, list[Run]]]:
+    """Return the runs of all wants by stored part, in the order of files and offsets."""
+    parts: dict[int, tuple[BoxRecord, list[Run]]] = {}
+    for want, tensor in zip(wants, records, strict=True):
+        for record in tensor.boxes:
+            shared = record.box.intersection(want.box)
+            if shared is not None:
+                out = shared.relative_to(want.box).of(want.destination)
+                parts.setdefault(id(record), (record, []))[1].extend(runs_of(record, shared, out))
+    return iter(sorted(parts.values(), key=lambda part: (part[0].file, part[0].offset)))
+
+
+def _joined(edges: list[_Edge]) -> Iterator[tuple[int, int, list[Run]]]:
+    """Join ranges that overlap, so that no span is read twice for neighbouring wants."""
+    edges.sort(key=lambda edge: edge.start)
+    at = 0
+    while at < len(edges):
+        start, stop, runs = edges[at].start, edges[at].stop, [edges[at].run]
+        at += 1
+        while at < len(edges) and edges[at].start < stop:
+            stop = max(stop, edges[at].stop)
+            runs.append(edges[at].run)
+            at += 1
+        yield start, stop, runs
+
+
+def _spans(record: BoxRecord, start: int, stop: int) -> tuple[int, int]:
+    """Return the range in whole spans around a range of a stored part."""
+    return round_down(start, record.span), min(round_up(stop, record.span), record.nbytes)
+
+
+def _range(file: File, record: BoxRecord) -> Range:
+    return Range(file, record.offset, record.nbytes, record.span, record.digests)
+
+
+def _open(engine: Engines, folder: str, record: FileRecord) -> File:
+    path = os.path.join(folder, record.name)
+    try:
+        # Opening anything else, such as a pipe, might wait for ever.
+        regular = stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError as error:
+        raise BrokenError.from_oserror(error, "Can't open the file", path=path) from error
+    if not regular:
+        raise UnsupportedError("A file of the checkpoint is a link, or no file", path=path)
+    inside = os.path.relpath(
+        os.path.join(os.path.realpath(folder), record.name), os.path.realpath(engine.folder)
+    )
+    file = engine.host.open(inside, "r")
+    if file.size != record.nbytes:
+        found = file.size
+        file.close()
+        raise CorruptError(
+            f"The file has {found} bytes, and had {record.nbytes} when it was written", path=path
+        )
+    return file

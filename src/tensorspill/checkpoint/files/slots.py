@@ -17,8 +17,16 @@ __all__ = ["SLOT", "Slot", "allocate"]
 SLOT = 8 << 20
 
 
-def allocate(staging: BufferPool, pipeline: Pipeline) -> Buffer:
+def allocate(staging: BufferPool, pipeline: Pipeline, slack: int = 0) -> Buffer:
     """Return staging memory, waiting for transfers that have some.
+
+    Parameters
+    ----------
+    staging : BufferPool
+    pipeline : Pipeline
+        Whose transfers these are.
+    slack : int
+        Bytes beyond whole spans of digests.
 
     Raises
     ------
@@ -26,7 +34,7 @@ def allocate(staging: BufferPool, pipeline: Pipeline) -> Buffer:
         The pool is smaller than what one digest is of.
     """
     half = round_down(staging.capacity // 2, LARGEST_SPAN)
-    nbytes = min(SLOT, max(half, LARGEST_SPAN))
+    nbytes = min(SLOT, max(half, LARGEST_SPAN)) + slack
     while True:
         try:
             return staging.allocate(nbytes)
