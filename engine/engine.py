@@ -196,6 +196,10 @@ class Engine(ABC):
         event.record(current_stream(index) if stream is None else stream)
         return event
 
+    def note(self, text: str) -> None:
+        """Add a line to the notes of `statistics`; the same line is kept once."""
+        self._ledger.note(text)
+
     def statistics(self) -> EngineStatistics:
         """Return what the engine has done so far; works after `close` as well."""
         return self._ledger.statistics(

@@ -93,6 +93,8 @@ class EngineStatistics:
         Of all operations that succeeded, those of failed transfers included.
     staging_bytes : int
         Memory that the engine itself holds.
+    fallbacks : int
+        Files that went on by another engine, since this one's way failed on them.
     notes : tuple of str
         Limits met and what the engine did about them.
     """
@@ -110,4 +112,5 @@ class EngineStatistics:
     bytes_written: int = 0
     by_path: Mapping[str, PathStatistics] = field(default_factory=lambda: MappingProxyType({}))
     staging_bytes: int = 0
+    fallbacks: int = 0
     notes: tuple[str, ...] = ()
