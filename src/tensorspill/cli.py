@@ -20,6 +20,7 @@ __all__ = ["main"]
 #: Importing such a module must be cheap: it happens for every ``tensorspill --help``.
 COMMANDS = {
     "demo": "tensorspill.demo.command",
+    "doctor": "tensorspill.commands.doctor",
     "plan": "tensorspill.commands.plan",
     "topo": "tensorspill.commands.topo",
 }

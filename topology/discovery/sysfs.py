@@ -41,13 +41,19 @@ class Files:
 
     def text(self, path: str, most: int = _MOST) -> tuple[str | None, str]:
         """Return what a file says, stripped, and otherwise None and the reason."""
+        data, why = self.data(path, most)
+        if data is None:
+            return None, why
+        return data.decode("utf-8", "replace").strip("\x00 \t\r\n"), ""
+
+    def data(self, path: str, most: int = _MOST) -> tuple[bytes | None, str]:
+        """Return what a file holds, at most so many bytes, and otherwise None and the reason."""
         try:
             # Unbuffered: sysfs makes the text at the first read, and a second one costs a call.
-            with open(os.path.join(self.root, path), "rb", buffering=0) as file:
-                data = file.read(most) or b""
+            with open(os.path.join(self.root, path), "rb", buffering=0, opener=_opened) as file:
+                return file.read(most) or b"", ""
         except (OSError, ValueError) as error:
             return None, f"/{path}: {getattr(error, 'strerror', None) or error}"
-        return data.decode("utf-8", "replace").strip("\x00 \t\r\n"), ""
 
     def names(self, path: str) -> list[str]:
         """Return the sorted names in a folder; none if it can't be listed.
@@ -63,6 +69,11 @@ class Files:
     def exists(self, path: str) -> bool:
         """Return whether there is such a file or folder."""
         return os.path.exists(os.path.join(self.root, path))
+
+
+def _opened(path: str, flags: int) -> int:
+    """Open a file without waiting for anybody: a copied tree may have a pipe in place of one."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 class Reading:
