@@ -39,8 +39,9 @@ class TransferClock:
         with self._lock:
             return self._busy + (time.perf_counter() - self._since if self._live else 0.0)
 
-    def watch(self, transfer: Transfer, begun: float) -> None:
-        """Count a transfer as under way from `begun` (`time.perf_counter`) until it ends."""
+    def watch(self, transfer: Transfer, begun: float | None = None) -> None:
+        """Count a transfer as under way from `begun` (`time.perf_counter`), or now, to its end."""
+        begun = time.perf_counter() if begun is None else begun
         with self._lock:
             if not self._live:
                 self._since = max(begun, self._since)

@@ -13,8 +13,9 @@ from torch import nn
 
 from tensorspill import timeline
 from tensorspill.errors import CapacityError, ClosedError, UnsupportedError
+from tensorspill.pool.sizes import parse_bytes, round_down
 from tensorspill.residency import guards, registry
-from tensorspill.residency.entry import Spilled
+from tensorspill.residency.entry import BUFFER_ALIGNMENT, Spilled
 from tensorspill.residency.gradients import SpilledGradients
 from tensorspill.residency.hooks import BlockHooks
 from tensorspill.residency.memory import ResidentMemory
@@ -130,6 +131,44 @@ class Residency:
 
     # -- what users call -----------------------------------------------------------------------
 
+    def spill_gradients(self, budget: int | str) -> SpilledGradients:
+        """Spill the gradients of spilled parameters too, from now on; see `SpilledGradients`.
+
+        Parameters
+        ----------
+        budget : int or str
+            Bytes of memory for them, beside the swapper's budget; two of the largest do.
+
+        Raises
+        ------
+        CapacityError
+            The budget is smaller than the largest gradient.
+        UnsupportedError
+            They are spilled already.
+        BrokenError
+            There is no such memory.
+        """
+        with self._lock:
+            self._check_open()
+            if self.gradients is not None:
+                raise UnsupportedError("The gradients are spilled already")
+            nbytes = round_down(parse_bytes(budget), BUFFER_ALIGNMENT)
+            largest = max((entry.nbytes for entry in self._entries.values()), default=0)
+            if nbytes < largest:
+                raise CapacityError(
+                    "The budget is too small for the largest gradient",
+                    asked=largest,
+                    free=nbytes,
+                    largest=nbytes,
+                    remedy=f"The smallest that works is {largest} bytes",
+                )
+            self.gradients = SpilledGradients(
+                self._swapper.file, nbytes, self._store.clock, self._lock
+            )
+            for block in self._blocks:
+                self.gradients.add([entry.parameter for entry in block.entries])
+            return self.gradients
+
     def add(self, block: nn.Module) -> None:
         """Spill one more block of the model: write its parameters, and let go their memory.
 
@@ -165,6 +204,8 @@ class Residency:
             for known in self._blocks:  # what earlier blocks share with this one is spilled now
                 known.entries = self._spilled(known.module)
                 self._watch_states(known)
+            if self.gradients is not None:
+                self.gradients.add(list(entries))
 
     @contextmanager
     def updating(self, *modules: nn.Module) -> Iterator[None]:
@@ -269,6 +310,8 @@ class Residency:
         """
         with self._lock:
             self._hooks.settle()
+            if self.gradients is not None:
+                self.gradients.flush()
             self._memory.flush()
 
     def statistics(self) -> ResidencyStatistics:
@@ -276,6 +319,7 @@ class Residency:
         with self._lock:
             self._hooks.settle()
             store = self._store
+            gradients_in, gradients_out = self._moved_gradients()
             return ResidencyStatistics(
                 blocks=len(self._blocks),
                 parameters=len(self._entries),
@@ -287,6 +331,8 @@ class Residency:
                 pinned_bytes=self._memory.pinned_bytes(),
                 transfer_seconds=store.clock.busy,
                 stalled_seconds=store.clock.stalled,
+                gradients_in=gradients_in,
+                gradients_out=gradients_out,
                 **store.counts,
                 **self._memory.counts,
             )
@@ -310,7 +356,12 @@ class Residency:
             self._hooks.remove()
             self._schedule.unpin(self._kept, changed=True)
             self._kept.clear()
-            self.flush()
+            try:
+                self.flush()
+            finally:
+                if self.gradients is not None:
+                    self.gradients.close(restore=restore)
+                    self.gradients = None
             if restore and not self._restored:
                 self._store.give_up(self._entries.values())
                 registry.leave(self._entries)
@@ -404,6 +455,9 @@ class Residency:
 
     def _outside_bytes(self) -> int:
         return sum(p.nbytes for p in self._model.parameters() if p not in self._entries)
+
+    def _moved_gradients(self) -> tuple[int, int]:
+        return (0, 0) if self.gradients is None else self.gradients.moved()
 
     def _known(self, parameters: Iterable[torch.Tensor]) -> list[Spilled]:
         return [self._entries[p] for p in dict.fromkeys(parameters) if p in self._entries]

@@ -46,6 +46,8 @@ class ResidencyStatistics:
         Time in which at least one transfer was under way.
     stalled_seconds : float
         Time in which compute waited for a transfer.
+    gradients_in, gradients_out : int
+        Bytes of packed gradients read and written, while they are spilled.
     """
 
     blocks: int
@@ -65,6 +67,8 @@ class ResidencyStatistics:
     bytes_out: int
     transfer_seconds: float
     stalled_seconds: float
+    gradients_in: int = 0
+    gradients_out: int = 0
 
     @property
     def hidden_pct(self) -> float:
@@ -78,7 +82,8 @@ class ResidencyStatistics:
         """GB/s (decimal) while transfers were under way, both directions together."""
         if self.transfer_seconds <= 0:
             return 0.0
-        return (self.bytes_in + self.bytes_out) / self.transfer_seconds / 1e9
+        moved = self.bytes_in + self.bytes_out + self.gradients_in + self.gradients_out
+        return moved / self.transfer_seconds / 1e9
 
 
 @dataclass(frozen=True, slots=True)
