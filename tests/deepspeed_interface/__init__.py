@@ -1,0 +1,1 @@
+"""Not called `deepspeed`: pytest would take the folder for that package, and import it."""
