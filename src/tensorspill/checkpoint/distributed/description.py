@@ -1,8 +1,4 @@
-"""What a rank holds of a state: a part for each tensor or object, to be compared and planned with.
-
-Names are those of torch.distributed.checkpoint (DCP): the path in nested dictionaries and lists,
-joined by dots.
-"""
+"""What a rank holds of a state: a part for each tensor or object, to be compared and planned with."""
 
 from __future__ import annotations
 
@@ -13,13 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tensorspill.checkpoint.distributed.nested import Path
 from tensorspill.checkpoint.files.chunks import Box
 from tensorspill.checkpoint.files.dtypes import name_of
 from tensorspill.errors import UnsupportedError
 
-__all__ = ["Claim", "Held", "Part", "decode_parts", "describe", "encode_parts", "flatten"]
-
-Path = tuple[str | int, ...]
+__all__ = ["Claim", "Held", "Part", "decode_parts", "describe", "encode_parts"]
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
@@ -86,27 +81,10 @@ class Held:
     paths: dict[str, Path] = field(default_factory=dict)
 
 
-def flatten(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Return ({name: value}, {name: path}) of a nested state, with DCP's names.
-
-    Raises
-    ------
-    UnsupportedError
-        Two values have the same name.
-    """
-    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-
-    try:
-        flat, paths = flatten_state_dict(dict(state))
-    except ValueError as error:
-        raise UnsupportedError(f"The state can't be flattened: {error}") from error
-    return flat, paths
-
-
 def describe(
     flat: Mapping[str, Any],
     paths: Mapping[str, Path],
-    claim_of: Callable[[str, torch.Tensor], Claim | None],
+    claim_of: Callable[[str, torch.Tensor], Claim | None] | None = None,
 ) -> Held:
     """Return what this rank holds.
 
@@ -114,8 +92,8 @@ def describe(
     ----------
     flat, paths
         From `flatten`.
-    claim_of : callable
-        What is known about a plain tensor of that name.
+    claim_of : callable, optional
+        Returns what is known about a plain tensor of that name.
 
     Raises
     ------
@@ -130,7 +108,7 @@ def describe(
             held.values.append(value)
         elif type(value) in _PLAIN:
             shape = tuple(value.shape)
-            claim = claim_of(name, value)
+            claim = claim_of(name, value) if claim_of else None
             held.parts.append(
                 Part(name, _dtype(name, value), shape, (0,) * len(shape), shape, claim)
             )
@@ -157,7 +135,7 @@ def _other(
     held: Held,
     name: str,
     value: torch.Tensor,
-    claim_of: Callable[[str, torch.Tensor], Claim | None],
+    claim_of: Callable[[str, torch.Tensor], Claim | None] | None,
     boxes: dict[Any, Any],
 ) -> None:
     from torch.distributed.tensor import DTensor
@@ -172,7 +150,7 @@ def _other(
             held.values.append(local)
         return
     for box, shape, local in _by_protocol(name, value):
-        claim = claim_of(name, value) if box == Box.whole(shape) else None
+        claim = claim_of(name, value) if claim_of and box == Box.whole(shape) else None
         held.parts.append(Part(name, _dtype(name, local), shape, *box, claim))
         held.values.append(local)
 

@@ -15,7 +15,9 @@ from tensorspill.checkpoint.distributed.description import Claim, Part
 from tensorspill.checkpoint.files.chunks import Box, element_boxes
 from tensorspill.checkpoint.files.dtypes import dtype_of
 from tensorspill.errors import UnsupportedError
+from tensorspill.topology.ranks.capacities import Capacities
 from tensorspill.topology.ranks.placement import Placement
+from tensorspill.topology.ranks.rank_table import RankTable
 from tensorspill.topology.ranks.replicas import ReplicaSets
 from tensorspill.topology.writers.plan import WriterPlan
 from tensorspill.topology.writers.planner import plan_writers
@@ -28,7 +30,7 @@ MIN_CHUNK = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How replicated tensors may be divided among writers.
+    """How replicated tensors may be divided among writers, and by which idea of the machines.
 
     Parameters
     ----------
@@ -45,12 +47,21 @@ class Limits:
         Resources through which nothing is to be written, since they are dead or slow: "rank3" for
         what rank 3 of the group writes itself, or names that `Placement` gives to machines, NICs
         and storage.
+    table : RankTable, optional
+        Where the group's ranks are; discovered if not given.
+    storage : str
+        "machine" or "shared", see `RankTable.placement`.
+    capacities : Capacities, optional
+        Rates where the table gives none.
     """
 
     min_chunk: int = MIN_CHUNK
     unit: str = "replica"
     max_writers: int | None = None
     exclude: tuple[str, ...] = ()
+    table: RankTable | None = None
+    storage: str = "machine"
+    capacities: Capacities | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.min_chunk, int) or self.min_chunk < 1:
@@ -58,6 +69,11 @@ class Limits:
         if isinstance(self.exclude, str):
             raise UnsupportedError("exclude takes names in a list, not one text")
         object.__setattr__(self, "exclude", tuple(sorted(set(self.exclude))))
+
+    def placement(self, table: RankTable) -> Placement:
+        """Return where the ranks are, `table` being what was discovered."""
+        known = self.table or table
+        return known.placement(storage=self.storage, capacities=self.capacities)
 
 
 class Write(NamedTuple):
@@ -94,6 +110,10 @@ class Plan:
         128 bits over question and answer, as hexadecimal digits.
     writers : WriterPlan or None
         Of what is replicated; None if nothing is.
+    replicas : sequence of tuple of int
+        The sets of ranks that hold replicas.
+    paths : mapping of str to tuple of str or int
+        Where each name is in the nested state, on whichever rank it is.
     """
 
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -104,6 +124,7 @@ class Plan:
     _alone: Sequence[Sequence[Write]]
     _shared: Sequence[Sequence[_Atom]]
     replicas: Sequence[tuple[int, ...]] = field(default=())
+    paths: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
 
     def writes_of(self, rank: int) -> list[Write]:
         """Return what a rank of the group writes."""

@@ -21,6 +21,8 @@ def from_rank(error: BaseException, rank: int) -> SpillError:
 
     It is of the same class where that is one of ours, with the rank in its message and in `ranks`.
     """
+    if isinstance(error, SpillError) and error.ranks:
+        return error
     if isinstance(error, SpillError):
         found = decode_error(encode_error(error))
         found.message = f"Rank {rank}: {error.message}"

@@ -1,0 +1,49 @@
+"""Whether replicas are equal: by digests, before tensors are cut among their holders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from tensorspill.checkpoint.distributed.group import Ranks
+from tensorspill.checkpoint.distributed.planning import Plan
+from tensorspill.checkpoint.files.chunks import Box
+from tensorspill.errors import UnsupportedError
+from tensorspill.pool.digest import digest
+
+__all__ = ["compare_replicas"]
+
+
+def compare_replicas(
+    ranks: Ranks, plan: Plan, values: Mapping[tuple[str, Box], torch.Tensor], timeout: float
+) -> None:
+    """Compare the digests of all replicas; a collective of the group.
+
+    Raises
+    ------
+    UnsupportedError
+        Some differ; on every rank the same.
+    RankFailedError
+        A rank was lost.
+    """
+    boxes = list(plan.replicated())
+    mine = np.zeros(len(boxes), np.uint64)
+    for number, (name, box, holders) in enumerate(boxes):
+        if ranks.rank in holders:
+            mine[number] = digest(values[name, box].detach().contiguous().cpu())
+    every = [np.frombuffer(part, np.uint64) for part in ranks.gather(mine.tobytes(), timeout)]
+    for number, (name, _, holders) in enumerate(boxes):
+        first, other = holders[0], _differs([int(every[rank][number]) for rank in holders])
+        if other:
+            raise UnsupportedError(
+                f"Tensor {name!r} differs between ranks {first} and {holders[other]} of the group, "
+                f"and should be equal",
+                remedy="Give what differs by rank a name that differs by rank",
+            )
+
+
+def _differs(digests: Sequence[int]) -> int:
+    """Return the index of the first digest that is not like the first; 0 if there is none."""
+    return next((i for i, value in enumerate(digests) if value != digests[0]), 0)
