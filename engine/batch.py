@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,21 +123,21 @@ def _memory_columns(
             # Storages, not tensors: `parameter.data = other` must not free memory in flight.
             [t.untyped_storage() for t in tensors],
         )
-    rows = [_memory(request, device) for request in requests]
-    addresses, available = [row[0] for row in rows], [row[1] for row in rows]
-    if not host:
-        _check_allocations(requests, addresses, available, device)
+    with nullcontext() if host else current(device.index):
+        rows = [_memory(request, device) for request in requests]
+        addresses, available = [row[0] for row in rows], [row[1] for row in rows]
+        if not host:
+            _check_allocations(requests, addresses, available, device.index)
     return addresses, available, [row[2] for row in rows]
 
 
 def _check_allocations(
-    requests: list[Request], addresses: list[int], sizes: list[int], device: torch.device
+    requests: list[Request], addresses: list[int], sizes: list[int], device: int
 ) -> None:
     """Refuse what the driver does not know as memory of this GPU."""
     # A storage that was resized to nothing leaves its tensors without an address.
     held = [size if address else 0 for address, size in zip(addresses, sizes, strict=True)]
-    with current(device.index):
-        found = first_unusable(addresses, held, device.index)
+    found = first_unusable(addresses, held, device)
     if found is not None:
         raise _unusable(requests[found[0]], found[1])
 
@@ -182,10 +183,9 @@ def _memory(request: Request, device: torch.device) -> tuple[int, int, Any]:
 
 
 def _cuda_memory(request: Request, device: torch.device) -> tuple[int, int, Any]:
-    """Return the same of an array of any CUDA library."""
+    """Return the same of an array of any CUDA library; the device's context is current."""
     try:
-        with current(device.index):
-            found = memory_of(request.buffer)
+        found = memory_of(request.buffer)
     except UnsupportedError as error:
         raise _unusable(request, error.message) from error
     if found.nbytes and found.device != device:

@@ -110,6 +110,11 @@ class AioEngine(Engine):
             self._turn = (self._turn + count) % wanted
         return chosen
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in a thread of this engine, which must not wait for it."""
+        return any(worker.is_current for worker in self._workers)
+
     def _release(self) -> None:
         self._finalizer()
 

@@ -27,7 +27,7 @@ class StagedOptions(AioOptions):
     """
 
     staging_bytes: int = 64 << 20
-    staging_block: int = 8 << 20
+    staging_block: int = 4 << 20
 
     def __post_init__(self) -> None:
         AioOptions.__post_init__(self)
