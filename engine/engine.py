@@ -53,6 +53,7 @@ class Engine(ABC):
         self._folder = Folder(folder)
         self._ledger = Ledger(self._folder.path)
         self._files: list[File] = []
+        self._open_files = 8
         self._lock = threading.Lock()
         self._released = threading.Lock()
 
@@ -120,7 +121,10 @@ class Engine(ABC):
             raise UnsupportedError("A size needs a mode that writes, and can't be negative")
         file = self._open(name, MODES[mode], size)
         with self._lock:
-            self._files = [f for f in self._files if not f.closed]
+            # Of those that are closed, some are kept for a while: looking at all takes its time.
+            if len(self._files) > 2 * self._open_files:
+                self._files = [f for f in self._files if not f.closed]
+                self._open_files = len(self._files)
             self._files.append(file)
         return file
 

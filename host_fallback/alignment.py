@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import mmap
 import os
 import struct
@@ -62,7 +63,13 @@ def is_paravirtual(fd: int) -> bool:
     staging blocks, which are in huge pages (benchmarks/host_path.py). Drives of the machine's own
     were not measured.
     """
-    return "/virtio" in os.path.realpath(_block_device(fd))
+    return _is_below_virtio(_block_device(fd))
+
+
+@functools.cache
+def _is_below_virtio(device: str) -> bool:
+    """Follow a device's place in sysfs; once, since that is a dozen system calls."""
+    return "/virtio" in os.path.realpath(device)
 
 
 def _block_device(fd: int) -> str:
@@ -74,9 +81,8 @@ def _block_device(fd: int) -> str:
 def _from_statx(fd: int) -> tuple[bool, Alignment | None]:
     """Ask the file system (Linux 6.1 and later); return whether it answered, and its answer."""
     buffer = ctypes.create_string_buffer(256)
-    libc = ctypes.CDLL(None, use_errno=True)
     number = ctypes.c_long(system_calls().statx)
-    if libc.syscall(number, fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, buffer) != 0:
+    if _libc().syscall(number, fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, buffer) != 0:
         return False, None
     mask, memory, offset = (
         struct.unpack_from("=I", buffer, at)[0]
@@ -86,6 +92,11 @@ def _from_statx(fd: int) -> tuple[bool, Alignment | None]:
         return False, None
     # Both zero: this file has no direct I/O, although open() accepted the flag.
     return True, Alignment(memory, offset, "statx") if memory and offset else None
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def _from_sysfs(fd: int) -> Alignment | None:
