@@ -115,15 +115,18 @@ class Chunk:
     def check(self) -> None:
         """Raise `UnsupportedError` unless name, box and content fit together."""
         tensor = self.tensor
-        if tuple(tensor.shape) != self.box.lengths or not self.box.inside(_reach(self.box)):
+        offsets, lengths = self.box
+        if tensor.shape != lengths or len(offsets) != len(lengths) or min(offsets, default=0) < 0:
             raise UnsupportedError(
                 f"Part {self.box} of tensor {self.name!r} has content of shape "
                 f"{tuple(tensor.shape)}"
             )
-        if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
-            raise UnsupportedError(f"Tensor {self.name!r} is {tensor.layout}, not strided")
-        if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
-            raise UnsupportedError(f"Tensor {self.name!r} has no memory (device meta)")
+        if isinstance(tensor, torch.Tensor) and (
+            tensor.layout is not torch.strided or tensor.is_meta
+        ):
+            raise UnsupportedError(
+                f"Tensor {self.name!r} is {tensor.layout} on {tensor.device}: no plain memory"
+            )
         name_of(tensor.dtype)
 
 
@@ -171,7 +174,3 @@ def element_boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
 def _deeper(shape: Sequence[int], row: int, start: int, stop: int) -> Iterator[Box]:
     for box in element_boxes(shape[1:], start, stop):
         yield Box((row, *box.offsets), (1, *box.lengths))
-
-
-def _reach(box: Box) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip(*box, strict=True))

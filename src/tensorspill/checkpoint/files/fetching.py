@@ -47,6 +47,8 @@ class Range(NamedTuple):
 
     def cut(self, start: int, nbytes: int) -> Range:
         """Return a part that begins at a multiple of the span."""
+        if nbytes == self.nbytes:
+            return self
         first = start // self.span
         digests = self.digests[8 * first : 8 * (first + digest_count(nbytes, self.span))]
         return Range(self.file, self.offset + start, nbytes, self.span, digests)
@@ -92,18 +94,21 @@ class Fetcher:
         self._pipeline = Pipeline(DEPTH)
         self._window = _Window()
 
-    def into(self, wanted: Range, memory: torch.Tensor) -> None:
-        """Read a range straight into contiguous host memory of as many bytes."""
-        address, done = memory.data_ptr(), 0
-        self._window.keep.append(memory)
+    def into(self, wanted: Range, address: int, owner: object) -> None:
+        """Read a range straight into host memory, which `owner` keeps alive."""
+        if wanted.nbytes <= WINDOW - self._window.nbytes:
+            self._window.keep.append(owner)
+            self._add(wanted, address)
+            return
+        done = 0
         while done < wanted.nbytes:
-            room = max((WINDOW - self._window.nbytes) // wanted.span, 1) * wanted.span
-            part = min(wanted.nbytes - done, room)
-            self._add(wanted.cut(done, part), address + done)
-            done += part
             if self._window.nbytes >= WINDOW:
                 self._flush()
-                self._window.keep.append(memory)
+            room = max((WINDOW - self._window.nbytes) // wanted.span, 1) * wanted.span
+            part = min(wanted.nbytes - done, room)
+            self._window.keep.append(owner)
+            self._add(wanted.cut(done, part), address + done)
+            done += part
 
     def through(self, wanted: Range, deliver: Callable[[int, torch.Tensor], None]) -> None:
         """Read a range through staging memory.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Mapping, Sequence
+from typing import NamedTuple
 
 from tensorspill.checkpoint.files.chunks import Chunk, ObjectChunk
 from tensorspill.checkpoint.files.dtypes import kept_as, name_of
@@ -29,16 +30,19 @@ class FileLayout(NamedTuple):
     ----------
     header : bytes
         Everything before the data, a multiple of `BLOCK`.
-    chunks : list of (Chunk, int)
-        With the offset of each in the file, ascending.
+    chunks : list of Chunk
+    sizes, offsets : list of int
+        Bytes of each chunk, and where it is in the file, ascending.
     objects : list of (ObjectChunk, int)
-        The same; they come last.
+        With the offset of each; they come last.
     nbytes : int
         Of the file.
     """
 
     header: bytes
-    chunks: list[tuple[Chunk, int]]
+    chunks: list[Chunk]
+    sizes: list[int]
+    offsets: list[int]
     objects: list[tuple[ObjectChunk, int]]
     nbytes: int
 
@@ -54,42 +58,53 @@ def lay_out(chunks: Sequence[Chunk], objects: Sequence[ObjectChunk]) -> FileLayo
     UnsupportedError
         A chunk is not what it says it is, or there are too many for one header.
     """
-    for chunk in chunks:
-        chunk.check()
-    whole = [chunk for chunk in chunks if chunk.nbytes % BLOCK == 0]
-    rest = [chunk for chunk in chunks if chunk.nbytes % BLOCK]
-    rest.sort(key=lambda chunk: -chunk.tensor.dtype.itemsize)
-    entries: dict[str, Any] = {}
+    ordered = _ordered(chunks)
+    sizes = [chunk.nbytes for chunk in ordered]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    entries: dict[str, str] = {}
     dtypes: dict[str, str] = {}
-    placed: list[tuple[Chunk, int]] = []
-    end = 0
-    for chunk in (*whole, *rest):
-        placed.append((chunk, end))
+    for chunk, begin, end in zip(ordered, ends, ends[1:], strict=False):
         kept = kept_as(chunk.tensor.dtype)
         key = _free(entries, _key(chunk))
-        shape = list(chunk.box.lengths) + ([kept.parts] if kept.parts > 1 else [])
-        entries[key] = _entry(kept.name, shape, end, chunk.nbytes)
+        shape = (*chunk.box.lengths, kept.parts) if kept.parts > 1 else chunk.box.lengths
+        entries[key] = _entry(kept.name, shape, begin, end)
         if not kept.exact:
             dtypes[key] = name_of(chunk.tensor.dtype)
-        end += chunk.nbytes
-    kept_objects: list[tuple[ObjectChunk, int]] = []
+    end = ends[-1]
+    placed: list[tuple[ObjectChunk, int]] = []
     for item in objects:
         nbytes = len(item.data)
-        entries[_free(entries, f"object:{item.name}")] = _entry("U8", [nbytes], end, nbytes)
-        kept_objects.append((item, end))
+        key = _free(entries, f"object:{item.name}")
+        entries[key] = _entry("U8", (nbytes,), end, end + nbytes)
+        placed.append((item, end))
         end += nbytes
     header = _header(entries, dtypes)
     start = len(header)
     return FileLayout(
         header,
-        [(chunk, start + offset) for chunk, offset in placed],
-        [(item, start + offset) for item, offset in kept_objects],
+        ordered,
+        sizes,
+        [start + offset for offset in ends[:-1]],
+        [(item, start + offset) for item, offset in placed],
         start + end,
     )
 
 
-def _entry(dtype: str, shape: list[int], start: int, nbytes: int) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [start, start + nbytes]}
+def _ordered(chunks: Sequence[Chunk]) -> list[Chunk]:
+    for chunk in chunks:
+        chunk.check()
+    whole = [chunk for chunk in chunks if chunk.nbytes % BLOCK == 0]
+    if len(whole) == len(chunks):
+        return whole
+    rest = [chunk for chunk in chunks if chunk.nbytes % BLOCK]
+    rest.sort(key=lambda chunk: -chunk.tensor.dtype.itemsize)
+    return whole + rest
+
+
+def _entry(dtype: str, shape: Sequence[int], begin: int, end: int) -> str:
+    """Return the JSON of an entry; as text, since there may be very many."""
+    sizes = ",".join(map(str, shape))
+    return f'{{"dtype":"{dtype}","shape":[{sizes}],"data_offsets":[{begin},{end}]}}'
 
 
 def _key(chunk: Chunk) -> str:
@@ -101,7 +116,7 @@ def _key(chunk: Chunk) -> str:
     return f"{chunk.name}[{','.join(ranges)}]"
 
 
-def _free(taken: dict[str, Any], key: str) -> str:
+def _free(taken: Container[str], key: str) -> str:
     """Return a key that is not taken; names of tensors may look like anything."""
     found, number = key, 1
     while found in taken or found == "__metadata__":
@@ -110,13 +125,15 @@ def _free(taken: dict[str, Any], key: str) -> str:
     return found
 
 
-def _header(entries: dict[str, Any], dtypes: dict[str, str]) -> bytes:
+def _header(entries: Mapping[str, str], dtypes: dict[str, str]) -> bytes:
     """Return length and JSON, padded with spaces to whole blocks."""
     # Other libraries ask for "format"; values have to be text.
     metadata = {"format": "pt", "tensorspill": "1"}
     if dtypes:
         metadata["dtypes"] = json.dumps(dtypes)
-    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    rows = [f'"__metadata__":{json.dumps(metadata)}']
+    rows += [f"{json.dumps(key)}:{entry}" for key, entry in entries.items()]
+    text = f"{{{','.join(rows)}}}".encode()
     padded = round_up(_LENGTH_BYTES + len(text), BLOCK) - _LENGTH_BYTES
     if padded > LONGEST_HEADER:
         raise UnsupportedError(

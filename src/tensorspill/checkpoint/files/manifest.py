@@ -19,6 +19,7 @@ import torch
 from tensorspill.checkpoint.files.coverage import why_not_covered
 from tensorspill.checkpoint.files.json_form import body_of, fields_of
 from tensorspill.checkpoint.files.names import MANIFEST
+from tensorspill.checkpoint.files.quiet import collection_paused
 from tensorspill.checkpoint.files.records import (
     BoxRecord,
     FileRecord,
@@ -76,7 +77,8 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of the file."""
-        body = json.dumps(body_of(self), separators=(",", ":"))
+        with collection_paused():
+            body = json.dumps(body_of(self), separators=(",", ":"))
         return (
             f'{{"format":"tensorspill checkpoint 1","sequence":{self.sequence},'
             f'"sha256":"{_sha256(self.sequence, body.encode())}","manifest":\n{body}\n}}\n'
@@ -107,11 +109,12 @@ class Manifest:
             sequence = int(first[1])
             if data[-3:] != b"\n}\n" or _sha256(sequence, body) != first[2].decode():
                 raise CorruptError("The manifest was cut off or changed since it was written")
-            try:
-                found = json.loads(body)
-            except (ValueError, RecursionError) as error:
-                raise CorruptError(f"The manifest is no JSON: {error}") from error
-            return cls(**fields_of(found), sequence=sequence)
+            with collection_paused():
+                try:
+                    found = json.loads(body)
+                except (ValueError, RecursionError) as error:
+                    raise CorruptError(f"The manifest is no JSON: {error}") from error
+                return cls(**fields_of(found), sequence=sequence)
         except CorruptError as error:
             error.path = path
             raise
@@ -146,6 +149,22 @@ def assemble(
         The parts of a tensor do not cover it, each element once; a part has another dtype; or a
         file or object is there twice.
     """
+    with collection_paused():
+        tensors, objects, files = _joined(list(written), shapes)
+    return Manifest(
+        step=step,
+        tensors=tensors,
+        objects=objects,
+        files=tuple(files),
+        plan_digest=plan_digest,
+        key_paths=dict(key_paths or {}),
+        versions=_versions(),
+    )
+
+
+def _joined(
+    written: list[Written], shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+) -> tuple[dict[str, TensorRecord], dict[str, ObjectRecord], list[FileRecord]]:
     parts: dict[str, list[BoxRecord]] = {name: [] for name in shapes}
     objects: dict[str, ObjectRecord] = {}
     files: dict[str, FileRecord] = {}
@@ -162,18 +181,11 @@ def assemble(
     for name, boxes in parts.items():
         if why := why_not_covered(shapes[name][1], [box.box for box in boxes]):
             raise UnsupportedError(f"Tensor {name!r} was not written as planned: {why}")
-    return Manifest(
-        step=step,
-        tensors={
-            name: TensorRecord(dtype, tuple(shape), tuple(parts[name]))
-            for name, (dtype, shape) in shapes.items()
-        },
-        objects=objects,
-        files=tuple(files.values()),
-        plan_digest=plan_digest,
-        key_paths=dict(key_paths or {}),
-        versions=_versions(),
-    )
+    tensors = {
+        name: TensorRecord(dtype, tuple(shape), tuple(parts[name]))
+        for name, (dtype, shape) in shapes.items()
+    }
+    return tensors, objects, list(files.values())
 
 
 def _versions() -> dict[str, str]:

@@ -18,6 +18,7 @@ from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.fetching import Fetcher, Range
 from tensorspill.checkpoint.files.manifest import MANIFEST, Manifest
 from tensorspill.checkpoint.files.moving import is_plain, scatter
+from tensorspill.checkpoint.files.quiet import collection_paused
 from tensorspill.checkpoint.files.records import BoxRecord, FileRecord, TensorRecord
 from tensorspill.checkpoint.files.runs import Run, runs_of
 from tensorspill.checkpoint.files.slots import SLOT
@@ -167,8 +168,10 @@ class Reader:
         with self._lock:
             begun, before = time.perf_counter(), self._bytes_read()
             staging = self._pool(wants)
+            with collection_paused():
+                parts = _by_place(wants, records)
             with Fetcher(self._engine.host, staging) as fetcher:
-                for record, runs in _by_place(wants, records):
+                for record, runs in parts:
                     self._fetch(fetcher, record, runs)
             return ReadRecord(
                 sum(want.destination.nbytes for want in wants),
@@ -239,10 +242,8 @@ class Reader:
                 if stop < record.nbytes:
                     last = round_down(stop, record.span)
                 if first < last:
-                    memory = out.detach().reshape(-1).view(torch.uint8)
-                    fetcher.into(
-                        whole.cut(first, last - first), memory[first - start :][: last - first]
-                    )
+                    inner = whole.cut(first, last - first)
+                    fetcher.into(inner, out.data_ptr() + first - start, out)
                     edges += [_Edge(a, b, run) for a, b in ((low, first), (last, high)) if a < b]
                     continue
             edges.append(_Edge(low, high, run))
@@ -319,16 +320,22 @@ def _ignore(_done: int, _memory: torch.Tensor) -> None:
 
 def _by_place(
     wants: Sequence[Want], records: Sequence[TensorRecord]
-) -> Iterator[tuple[BoxRecord, list[Run]]]:
+) -> list[tuple[BoxRecord, list[Run]]]:
     """Return the runs of all wants by stored part, in the order of files and offsets."""
     parts: dict[int, tuple[BoxRecord, list[Run]]] = {}
     for want, tensor in zip(wants, records, strict=True):
         for record in tensor.boxes:
+            if record.box == want.box:
+                run = Run(
+                    record, 0, want.box.lengths, Box.whole(want.box.lengths), want.destination
+                )
+                parts.setdefault(id(record), (record, []))[1].append(run)
+                continue
             shared = record.box.intersection(want.box)
             if shared is not None:
                 out = shared.relative_to(want.box).of(want.destination)
                 parts.setdefault(id(record), (record, []))[1].extend(runs_of(record, shared, out))
-    return iter(sorted(parts.values(), key=lambda part: (part[0].file, part[0].offset)))
+    return sorted(parts.values(), key=lambda part: (part[0].file, part[0].offset))
 
 
 def _joined(edges: list[_Edge]) -> Iterator[tuple[int, int, list[Run]]]:

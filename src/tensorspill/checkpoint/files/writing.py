@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -20,12 +20,12 @@ from tensorspill.checkpoint.files.layout import FileLayout, lay_out
 from tensorspill.checkpoint.files.moving import gather, is_plain
 from tensorspill.checkpoint.files.names import is_file_name
 from tensorspill.checkpoint.files.pipeline import Pipeline
+from tensorspill.checkpoint.files.quiet import collection_paused
 from tensorspill.checkpoint.files.records import (
     BoxRecord,
     FileRecord,
     ObjectRecord,
     Written,
-    digest_span,
 )
 from tensorspill.checkpoint.files.slots import Slot, allocate
 from tensorspill.engine.batch import REQUEST, Batch
@@ -43,6 +43,10 @@ WINDOW = 32 << 20
 
 #: Batches under way.
 DEPTH = 3
+
+
+Boxes = tuple[tuple[str, torch.dtype, BoxRecord], ...]
+Objects = tuple[tuple[str, ObjectRecord], ...]
 
 
 def write_file(
@@ -81,7 +85,8 @@ def write_file(
     if not is_file_name(name):
         raise UnsupportedError(f"{name!r} is no name for a file of a checkpoint", path=folder)
     begun = time.perf_counter()
-    layout = lay_out(chunks, objects)
+    with collection_paused():
+        layout = lay_out(chunks, objects)
     host = engine.host if isinstance(engine, Engines) else engine
     inside = os.path.relpath(
         os.path.join(os.path.realpath(folder), name), os.path.realpath(host.folder)
@@ -92,21 +97,13 @@ def write_file(
         os.ftruncate(file.fd, layout.nbytes)
         writer = _Writer(layout, engine, {host: file}, inside, staging, progress)
         try:
-            writer.write()
+            boxes, kept = writer.write(name)
         finally:
             writer.close()
         file.sync()
     sync_folder(folder)
-    return Written(
-        FileRecord(name, layout.nbytes, len(layout.header), digest(layout.header)),
-        tuple(writer.boxes(name)),
-        tuple(
-            (item.name, ObjectRecord(name, offset, len(item.data), digest(item.data)))
-            for item, offset in layout.objects
-        ),
-        time.perf_counter() - begun,
-        reused,
-    )
+    header = FileRecord(name, layout.nbytes, len(layout.header), digest(layout.header))
+    return Written(header, boxes, kept, time.perf_counter() - begun, reused)
 
 
 class _Writer:
@@ -131,23 +128,24 @@ class _Writer:
         self._done = 0
         self._slot: Slot | None = None
         self._pipeline = Pipeline(DEPTH)
-        self._digests = Digests(
-            [chunk.nbytes for chunk, _ in layout.chunks], [offset for _, offset in layout.chunks]
-        )
+        self._digests = Digests(layout.sizes, layout.offsets)
 
-    def write(self) -> None:
+    def write(self, name: str) -> tuple[Boxes, Objects]:
         """Write everything; when this returns, all transfers have ended."""
         layout, first = self._layout, 0
         with self._pipeline:
             self._write_bytes([(layout.header, 0)])
-            for lane, group in groupby(layout.chunks, lambda placed: self._lane(placed[0])):
-                placed = list(group)
+            for lane, group in groupby(layout.chunks, self._lane):
+                last = first + len(list(group))
                 if lane is None:
-                    self._write_staged(first, placed)
+                    self._write_staged(first, last)
                 else:
-                    self._write_in_place(lane, first, placed)
-                first += len(placed)
+                    self._write_in_place(lane, first, last)
+                first = last
             self._write_bytes([(item.data, offset) for item, offset in layout.objects])
+            # While the last transfers are under way.
+            with collection_paused():
+                return self._boxes(name), self._objects(name)
 
     def close(self) -> None:
         """Close what was opened here."""
@@ -155,13 +153,29 @@ class _Writer:
             if engine is not self._host:
                 file.close()
 
-    def boxes(self, name: str) -> Iterator[tuple[str, torch.dtype, BoxRecord]]:
-        """Return what was written, in the order of the file."""
-        found = self._digests.of_chunks()
-        for (chunk, offset), digests in zip(self._layout.chunks, found, strict=True):
-            nbytes = chunk.nbytes
-            record = BoxRecord(chunk.box, name, offset, nbytes, digest_span(nbytes), digests)
-            yield chunk.name, chunk.tensor.dtype, record
+    def _boxes(self, name: str) -> Boxes:
+        layout, digests = self._layout, self._digests
+        return tuple(
+            (
+                chunk.name,
+                chunk.tensor.dtype,
+                BoxRecord(chunk.box, name, offset, nbytes, span, found),
+            )
+            for chunk, offset, nbytes, span, found in zip(
+                layout.chunks,
+                layout.offsets,
+                layout.sizes,
+                digests.spans,
+                digests.of_chunks(),
+                strict=True,
+            )
+        )
+
+    def _objects(self, name: str) -> Objects:
+        return tuple(
+            (item.name, ObjectRecord(name, offset, len(item.data), digest(item.data)))
+            for item, offset in self._layout.objects
+        )
 
     def _lane(self, chunk: Chunk) -> Engine | None:
         """Return the engine that moves a chunk from where it is; None if it has to be staged."""
@@ -189,22 +203,21 @@ class _Writer:
             data,
         )
 
-    def _write_in_place(self, engine: Engine, first: int, placed: list[tuple[Chunk, int]]) -> None:
-        tensors = [chunk.tensor for chunk, _ in placed if isinstance(chunk.tensor, torch.Tensor)]
+    def _write_in_place(self, engine: Engine, first: int, last: int) -> None:
+        layout, digests = self._layout, self._digests
+        tensors = [
+            chunk.tensor
+            for chunk in layout.chunks[first:last]
+            if isinstance(chunk.tensor, torch.Tensor)
+        ]
         addresses = [tensor.data_ptr() for tensor in tensors]
-        on_host = engine is self._host
-        if on_host:
-            self._digests.in_memory(first, addresses)
-        self._submit_windows(
-            engine,
-            addresses,
-            [chunk.nbytes for chunk, _ in placed],
-            [offset for _, offset in placed],
-            tensors,
-            self._digests.compute if on_host else None,
-        )
-        if not on_host:
-            self._digests.compute_on_device(first, tensors)
+        sizes, offsets = layout.sizes[first:last], layout.offsets[first:last]
+        if engine is self._host:
+            digests.in_memory(first, addresses)
+            self._submit_windows(engine, addresses, sizes, offsets, tensors, digests.compute)
+        else:
+            self._submit_windows(engine, addresses, sizes, offsets, tensors)
+            digests.compute_on_device(first, tensors)
 
     def _submit_windows(
         self,
@@ -248,29 +261,29 @@ class _Writer:
 
     # -- content that is staged ----------------------------------------------------------------
 
-    def _write_staged(self, first: int, placed: list[tuple[Chunk, int]]) -> None:
+    def _write_staged(self, first: int, last: int) -> None:
         """Copy content into staging memory, as much as a slot takes, and write it from there."""
+        layout = self._layout
         try:
-            for number, (chunk, offset) in enumerate(placed, first):
-                done = 0
-                while done < chunk.nbytes:
+            for number in range(first, last):
+                done, nbytes = 0, layout.sizes[number]
+                while done < nbytes:
                     slot = self._slot
-                    least = min(chunk.nbytes - done, digest_span(chunk.nbytes))
-                    if slot is None or slot.room < least:
+                    if slot is None or slot.room < min(nbytes - done, self._digests.spans[number]):
                         self._write_slot()
-                        slot = Slot(allocate(self._staging, self._pipeline), offset + done)
-                        self._slot = slot
-                    done += self._fill(slot, number, chunk, done)
+                        buffer = allocate(self._staging, self._pipeline)
+                        slot = self._slot = Slot(buffer, layout.offsets[number] + done)
+                    done += self._fill(slot, number, done)
             self._write_slot()
         finally:
             if self._slot is not None:
                 self._slot.buffer.release()
 
-    def _fill(self, slot: Slot, number: int, chunk: Chunk, done: int) -> int:
+    def _fill(self, slot: Slot, number: int, done: int) -> int:
         """Copy the next of a chunk's bytes into a slot; return how many."""
-        tensor, left = chunk.tensor, chunk.nbytes - done
+        tensor, span = self._layout.chunks[number].tensor, self._digests.spans[number]
         # All that is left, or as many whole spans as there is room for.
-        span = digest_span(chunk.nbytes)
+        left = self._layout.sizes[number] - done
         part = left if left <= slot.room else slot.room // span * span
         address = slot.buffer.address + slot.used
         memory = slot.take(part).view(tensor.dtype)
