@@ -28,7 +28,7 @@ from tensorspill.optimizer.statistics import OptimizerStatistics
 from tensorspill.optimizer.visits import fetch_ahead, offloaded, visiting
 from tensorspill.optimizer.wrapped import Group, Wrapped, from_scaler, same_choice
 from tensorspill.pool.sizes import parse_bytes
-from tensorspill.residency.entry import Spilled
+from tensorspill.residency.pace import Coming
 from tensorspill.spill.file import Folder
 from tensorspill.swap.swapper import ParameterSwapper
 from tensorspill.timeline import span
@@ -132,24 +132,27 @@ class SpilledOptimizer(torch.optim.Optimizer):
         super().__init__(groups, self._wrapped.optimizer.defaults)
         if getattr(self._wrapped.optimizer, "_step_supports_amp_scaling", False):
             self._step_supports_amp_scaling = True
-        device = common_device(self.param_groups)
-        swapper = ParameterSwapper(
+        swapper = self._open_swapper(
             folder,
-            None,
             self._planner.pool_bytes(self.param_groups),
             min_bytes=min_bytes,
             verify=verify,
-            device=device,
+            device=common_device(self.param_groups),
             backend=backend,
             capacity=capacity,
             **dict(engine or {}),
         )
         self._states = StateTensors(swapper)
-        self.state = States(self)
+        self.state: Any = States(self)
+        try:
+            self._make_eager_state(range(len(self.param_groups)))
+        except BaseException:
+            self.close()
+            raise
 
     # -- stepping ------------------------------------------------------------------------------
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient.
 
         Parameters
@@ -197,7 +200,6 @@ class SpilledOptimizer(torch.optim.Optimizer):
             self._steps += 1
             # Back the way it came: what is in memory at the end needs no reading.
             self._reversed = not self._reversed and not offloaded(self._parameters())
-            self._look_ahead()
 
     def _step_portion(self, portion: Portion, scaler: Mapping[str, Any]) -> None:
         tensors, parameters = self.state_tensors, portion.parameters
@@ -221,18 +223,22 @@ class SpilledOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _compute(self, portion: Portion, scaler: Mapping[str, Any]) -> None:
-        groups = []
-        for number, group in enumerate(self.param_groups):
-            mine = [m.parameter for m in portion.members if m.group == number]
-            if mine:
-                settings = {k: v for k, v in group.items() if k != "param_names"}
-                settings = same_choice(settings, group["params"])
-                groups.append({**settings, "params": self.masters.begin(mine)})
+        groups = self._groups_of(portion, self.masters.begin)
         try:
             self._wrapped.step(groups, scaler)
             self.masters.round(portion.parameters)
         finally:
             self.masters.end(portion.parameters)
+
+    def _make_eager_state(self, numbers: Iterable[int]) -> None:
+        """Make and spill what the class has of parameters before their first step."""
+        if not self._wrapped.eager or self.masters.dtype is not None:
+            return
+        members = [Member(n, p) for n in numbers for p in self.param_groups[n]["params"]]
+        for portion in self._planner.portions(self.param_groups, members):
+            with visiting(portion.parameters):
+                self._wrapped.make_state(self._groups_of(portion, lambda mine: mine))
+            self._spill_new(portion)
 
     def _spill_new(self, portion: Portion) -> None:
         """Write what state has come up, or could not be written before."""
@@ -241,14 +247,15 @@ class SpilledOptimizer(torch.optim.Optimizer):
     def _in_order(self) -> list[Portion]:
         return self._planned[::-1] if self._reversed else list(self._planned)
 
-    def _upcoming(self, portions: Sequence[Portion]) -> Iterator[list[Spilled]]:
+    def _upcoming(self, portions: Sequence[Portion]) -> Iterator[Coming]:
         """Yield what will be needed after the portion at hand, in this step and in the next."""
-        forwards = self._reversed or offloaded(self._parameters())
-        for portion in (*portions, *(self._planned if forwards else self._planned[::-1])):
-            yield [state.entry for state in self._spilled(portion)]
-
-    def _look_ahead(self) -> None:
-        self.state_tensors.memory.look_ahead(self._upcoming([]))
+        for portion in portions:
+            yield self._coming(portion)
+        # Not while there is less memory than this step still needs, had it any state yet.
+        if sum(portion.nbytes for portion in portions) < self.state_tensors.swapper.budget:
+            forwards = self._reversed or offloaded(self._parameters())
+            for portion in self._planned if forwards else self._planned[::-1]:
+                yield self._coming(portion)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -329,6 +336,7 @@ class SpilledOptimizer(torch.optim.Optimizer):
             largest = max((self._planner.cost(self.param_groups, m) for m in members), default=0)
             room = self._states.swapper.budget
             self._planner.check(largest, min(room, self._planner.budget - room))
+            self._make_eager_state([number])
         except BaseException:
             self._planner.forget(self.param_groups.pop()["params"])
             raise
@@ -403,6 +411,9 @@ class SpilledOptimizer(torch.optim.Optimizer):
 
     # -- details -------------------------------------------------------------------------------
 
+    def _open_swapper(self, folder: Any, pool_bytes: int, **options: Any) -> ParameterSwapper:
+        return ParameterSwapper(folder, None, pool_bytes, **options)
+
     @property
     def state_tensors(self) -> StateTensors:
         """Where the state is. Internal."""
@@ -433,6 +444,22 @@ class SpilledOptimizer(torch.optim.Optimizer):
             return {}
         found = dict(self._wrapped.state.get(updated, {}))
         return found if updated is parameter else {**found, MASTER: updated}
+
+    def _groups_of(
+        self, portion: Portion, updated: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+    ) -> list[Group]:
+        """Return the groups that a portion has a part in, with that part only."""
+        groups = []
+        for number, group in enumerate(self.param_groups):
+            mine = [m.parameter for m in portion.members if m.group == number]
+            if mine:
+                settings = {k: v for k, v in group.items() if k != "param_names"}
+                settings = same_choice(settings, group["params"])
+                groups.append({**settings, "params": updated(mine)})
+        return groups
+
+    def _coming(self, portion: Portion) -> Coming:
+        return Coming([state.entry for state in self._spilled(portion)], 0.0)
 
     def _spilled(self, portion: Portion) -> list[StateTensor]:
         return self.state_tensors.spilled(v for p in portion.parameters for v in self._values(p))

@@ -10,6 +10,7 @@ import torch
 from tensorspill.optimizer.local import is_distributed, local_part
 from tensorspill.residency.entry import Spilled, State
 from tensorspill.residency.memory import ResidentMemory
+from tensorspill.residency.pace import Coming
 from tensorspill.residency.store import ParameterStore
 from tensorspill.swap.swapper import ParameterSwapper
 
@@ -128,7 +129,7 @@ class StateTensors:
             state.detach()
             self._known[state.tensor] = state
 
-    def acquire(self, states: Sequence[StateTensor], upcoming: Iterable[Sequence[Spilled]]) -> None:
+    def acquire(self, states: Sequence[StateTensor], upcoming: Iterable[Coming]) -> None:
         """Bring states to be changed, and begin to read what comes next; see `ResidentMemory`."""
         self.memory.acquire([state.entry for state in states], upcoming, changing=True)
         for state in states:

@@ -79,8 +79,11 @@ def fetch_ahead(parameters: Sequence[torch.Tensor], *, gradients_only: bool = Fa
 
 def visit_limit(parameters: Iterable[torch.Tensor]) -> int:
     """Return how many bytes of an offloaded model may be visited at a time."""
-    figures = [residency.statistics() for residency in residencies(parameters)]
-    return min(((f.budget_bytes - f.outside_bytes) // _SHARE for f in figures), default=0)
+    found = residencies(parameters)
+    figures = [residency.statistics() for residency in found]
+    limits = [figure.budget_bytes - figure.outside_bytes for figure in figures]
+    limits += [r.gradients.pool.capacity for r in found if r.gradients is not None]
+    return min(limits, default=0) // _SHARE
 
 
 def visit_bytes(parameter: torch.Tensor) -> int:

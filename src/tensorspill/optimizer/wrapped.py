@@ -57,6 +57,8 @@ class Wrapped:
     ----------
     optimizer : torch.optim.Optimizer
         Its `state` is all parameters' state.
+    eager : bool
+        Whether the class makes state when it is made, and not in a parameter's first step.
 
     Raises
     ------
@@ -78,8 +80,7 @@ class Wrapped:
         self._given = dict(defaults)
         stand_ins = [{**group, "params": _stand_ins(group["params"])} for group in groups]
         self.optimizer = cls(stand_ins, **self._given)
-        #: Whether the class makes state when it is made, and not in its first step.
-        self._eager = bool(self.optimizer.state)
+        self.eager = bool(self.optimizer.state)
         self.optimizer.state.clear()
         self.optimizer.param_groups.clear()
         # Without the hooks that torch runs around each step, which are the caller's to run.
@@ -106,8 +107,8 @@ class Wrapped:
             What `from_scaler` returned.
         """
         optimizer = self.optimizer
-        if self._eager:
-            self._make_state(groups)
+        if self.eager:
+            self.make_state(groups)
         optimizer.param_groups = list(groups)
         vars(optimizer).update(scaler)
         try:
@@ -116,6 +117,14 @@ class Wrapped:
             optimizer.param_groups = []
             for name in scaler:
                 delattr(optimizer, name)
+
+    def make_state(self, groups: Sequence[Group]) -> None:
+        """Make the state that an eager class has of parameters before their first step."""
+        for group in groups:
+            fresh = [p for p in group["params"] if p not in self.state]
+            if fresh:
+                made = self._cls([{**group, "params": fresh}], **self._given)
+                self.state.update(made.state)
 
     def adopt_settings(self, state: dict[torch.Tensor, Group], groups: Sequence[Group]) -> None:
         """Take over loaded state and settings as the class does; `groups` gets what they lack."""
@@ -143,13 +152,6 @@ class Wrapped:
             for value in optimizer.state[tiny].values()
             if isinstance(value, torch.Tensor) and value.numel() == tiny.numel() and value.ndim
         )
-
-    def _make_state(self, groups: Sequence[Group]) -> None:
-        for group in groups:
-            fresh = [p for p in group["params"] if p not in self.state]
-            if fresh:
-                made = self._cls([{**group, "params": fresh}], **self._given)
-                self.state.update(made.state)
 
 
 def from_scaler(owner: object) -> dict[str, Any]:
