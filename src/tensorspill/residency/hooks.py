@@ -195,7 +195,7 @@ class BlockHooks(Uncopyable):
     def _unpack(self, visit: Visit, saved: SavedPlace) -> torch.Tensor:
         with self._lock:
             if in_backward():
-                self._backward.enter(visit)
+                self._enter(visit)
                 self._backward.hold(visit, saved.entry)
                 # With create_graph, what is unpacked here is saved once more, and not through us.
                 return saved.view().clone() if torch.is_grad_enabled() else saved.view()
@@ -208,12 +208,16 @@ class BlockHooks(Uncopyable):
 
     def _reached(self, visit: Visit, *_: Any) -> None:
         with self._lock:
-            self._backward.enter(visit)
+            self._enter(visit)
+
+    def _enter(self, visit: Visit) -> None:
+        self._backward.enter(visit)
+        if self._computing is None:
+            self._computing = _computing("backward", visit.block)
 
     def _enter_backward(self, visit: Visit) -> None:
         self._end_computing()
         self._schedule.acquire(visit.entries, (Phase.BACKWARD, visit.block))
-        self._computing = _computing("backward", visit.block)
 
     def _tidy_after_backward(self) -> None:
         self._end_computing()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import CancelledError
 
 from tensorspill.engine.interrupts import HeldInterrupts
 from tensorspill.errors import CapacityError
 from tensorspill.residency.entry import Spilled, State
+from tensorspill.residency.pace import Coming, Pace
 from tensorspill.residency.store import ParameterStore
 
 __all__ = ["ResidentMemory"]
+
+#: So many groups are fetched as soon as there is room, the others when it is time.
+_IN_ANY_CASE = 2
 
 
 class ResidentMemory:
@@ -30,6 +35,8 @@ class ResidentMemory:
 
     Attributes
     ----------
+    pace : Pace
+        Told by the caller what computes when.
     counts : dict of str to int
         What was done; see `ResidencyStatistics`.
     """
@@ -39,12 +46,13 @@ class ResidentMemory:
         self.capacity = capacity
         self._prefetch = prefetch
         self._rank: dict[Spilled, int] = {}
+        self.pace: Pace[Hashable] = Pace(store.moved)
         self.counts = dict.fromkeys(("visits", "awaited", "on_demand", "ahead"), 0)
 
     def acquire(
         self,
         entries: Sequence[Spilled],
-        upcoming: Iterable[Sequence[Spilled]] = (),
+        upcoming: Iterable[Coming] = (),
         *,
         changing: bool = False,
     ) -> None:
@@ -54,7 +62,7 @@ class ResidentMemory:
         ----------
         entries : sequence of Spilled
             What is needed.
-        upcoming : iterable of sequence of Spilled
+        upcoming : iterable of Coming
             What will be needed next, soonest first; may be long.
         changing : bool
             Wait for writes of them as well.
@@ -77,6 +85,7 @@ class ResidentMemory:
             while awaited := self._first_awaited(entries, changing):
                 self._await(awaited)
                 self._bring(entries)  # once more, if a Ctrl-C has cancelled the transfer
+            self.pace.given = time.perf_counter()
         except BaseException:
             self._pin(entries, -1)
             raise
@@ -87,14 +96,15 @@ class ResidentMemory:
         Neither waits nor raises. `changed` says that all but frozen parameters changed; changes in
         place that autograd counts are noticed in any case.
         """
-        self._pin(entries, -1)
-        for entry in entries:
-            self.store.take_replaced(entry)
-            parameter = entry.parameter
-            if (changed and parameter.requires_grad) or parameter._version != entry.version:
-                entry.dirty, entry.stuck = True, False
+        with HeldInterrupts():
+            for entry in entries:
+                entry.pins -= 1
+                self.store.take_replaced(entry)
+                parameter = entry.parameter
+                if (changed and parameter.requires_grad) or parameter._version != entry.version:
+                    entry.dirty, entry.stuck = True, False
 
-    def tidy(self, upcoming: Iterable[Sequence[Spilled]] = ()) -> None:
+    def tidy(self, upcoming: Iterable[Coming] = ()) -> None:
         """Begin to write what changed and is not pinned, and look ahead.
 
         Raises
@@ -108,7 +118,7 @@ class ResidentMemory:
         self.store.collect()
         self._arrange(upcoming)
 
-    def look_ahead(self, upcoming: Iterable[Sequence[Spilled]]) -> None:
+    def look_ahead(self, upcoming: Iterable[Coming]) -> None:
         """Fetch what comes next, as far as there is room; neither waits nor raises."""
         self._arrange(upcoming)
 
@@ -188,19 +198,22 @@ class ResidentMemory:
 
     # -- looking ahead ---------------------------------------------------------------------------
 
-    def _arrange(self, upcoming: Iterable[Sequence[Spilled]]) -> None:
+    def _arrange(self, upcoming: Iterable[Coming]) -> None:
         """Let go what `_window` has not; fetch what it has, soonest first, while there is room."""
         window = self._window(upcoming)
-        self._rank = {entry: rank for rank, group in enumerate(window) for entry in group}
+        self._rank = {entry: rank for rank, group in enumerate(window) for entry in group.entries}
         self.store.evict([e for e in self.store.held if e.idle and e not in self._rank])
-        for group in window:
-            away = [entry for entry in group if entry.state is State.AWAY]
-            if away and not self._fetch_ahead(away):
+        for rank, coming in enumerate(window):
+            away = [entry for entry in coming.entries if entry.state is State.AWAY]
+            if away and not self._fetch_ahead(coming._replace(entries=away), rank):
                 return
 
-    def _fetch_ahead(self, entries: Sequence[Spilled]) -> bool:
-        free = self.capacity - self.store.held_bytes
-        if sum(entry.nbytes for entry in entries) > free:
+    def _fetch_ahead(self, coming: Coming, rank: int) -> bool:
+        entries = coming.entries
+        nbytes = sum(entry.nbytes for entry in entries)
+        if nbytes > self.capacity - self.store.held_bytes:
+            return False
+        if rank >= _IN_ANY_CASE and self.pace.too_early(coming, nbytes + self.store.coming_bytes):
             return False
         try:
             self.store.read(entries)
@@ -209,17 +222,17 @@ class ResidentMemory:
         self.counts["ahead"] += 1
         return True
 
-    def _window(self, upcoming: Iterable[Sequence[Spilled]]) -> list[list[Spilled]]:
+    def _window(self, upcoming: Iterable[Coming]) -> list[Coming]:
         """Return the soonest groups that fit beside what is pinned, without repetitions."""
         seen = {entry for entry in self.store.held if entry.pins}
         room = self.capacity - sum(entry.nbytes for entry in seen)
-        window: list[list[Spilled]] = []
-        for group in upcoming:
-            fresh = [entry for entry in group if entry not in seen]
+        window: list[Coming] = []
+        for coming in upcoming:
+            fresh = [entry for entry in coming.entries if entry not in seen]
             room -= sum(entry.nbytes for entry in fresh)
             if room < 0 or (fresh and len(window) == self._prefetch):
                 break
             if fresh:
-                window.append(fresh)
+                window.append(coming._replace(entries=fresh))
                 seen.update(fresh)
         return window

@@ -9,6 +9,7 @@ from tensorspill.errors import BrokenError, CapacityError
 from tensorspill.residency.entry import Spilled
 from tensorspill.residency.memory import ResidentMemory
 from tensorspill.residency.order import Order
+from tensorspill.residency.pace import Coming
 from tensorspill.residency.visits import Block
 
 __all__ = ["Phase", "Schedule", "Step"]
@@ -44,6 +45,8 @@ class Schedule:
         self._memory = memory
         self._blocks = blocks
         self._order: Order[Step] = Order(self._guess)
+        self._latest: Step | None = None
+        self._pace = memory.pace
         self._hints: list[tuple[Spilled, ...]] = []
         self.find = memory.store.find
 
@@ -74,6 +77,8 @@ class Schedule:
         """
         if step is not None:
             self._order.visited(step)
+            self._latest = step
+            self._pace.asked(step)
         self._hints = [hint for hint in self._hints if set(hint).isdisjoint(entries)]
         try:
             self._memory.acquire(entries, self._upcoming(), changing=changing)
@@ -96,10 +101,13 @@ class Schedule:
             self._hints.append(tuple(entries))
         self._memory.look_ahead(self._upcoming())
 
-    def _upcoming(self) -> Iterator[Sequence[Spilled]]:
-        yield from self._hints
-        for _, block in self._order.upcoming(_LOOK_AHEAD * len(self._blocks)):
-            yield block.entries
+    def _upcoming(self) -> Iterator[Coming]:
+        for hint in self._hints:
+            yield Coming(hint, 0.0)
+        due = self._pace.seconds(self._latest) if self._latest is not None else 0.0
+        for step in self._order.upcoming(_LOOK_AHEAD * len(self._blocks)):
+            yield Coming(step[1].entries, due)
+            due += self._pace.seconds(step)
 
     def _guess(self, step: Step) -> Step | None:
         """Return what follows a step in plain training."""

@@ -60,6 +60,15 @@ class ParameterStore:
         """Bytes of parameters in memory now."""
         return self.held_bytes + self.outside_bytes
 
+    @property
+    def coming_bytes(self) -> int:
+        """Bytes that are being read."""
+        return sum(entry.nbytes for entry in self.held if entry.state is State.COMING)
+
+    def moved(self) -> tuple[int, float]:
+        """Return the bytes moved so far, and the seconds in which transfers were under way."""
+        return self.counts["bytes_in"] + self.counts["bytes_out"], self.clock.busy
+
     def keep_outside(self, nbytes: int) -> None:
         """Note how many bytes of parameters the owner keeps in memory beside these."""
         self.outside_bytes = nbytes
