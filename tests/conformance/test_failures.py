@@ -6,11 +6,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 
 from tensorspill.engine import Engine, Request
 from tensorspill.errors import CapacityError, EndOfFileError, NoSpaceError, PermissionDeniedError
-from tests.conformance.data import poisoned, random_bytes, read, write
+from tests.conformance.data import bytes_of, equal, poisoned, random_bytes, read, write
 from tests.conformance.lanes import Lane
 from tests.faults import another_user, file_size_limit, small_file_system
 
@@ -19,7 +18,7 @@ def usable(engine: Engine, name: str = "afterwards") -> bool:
     content = random_bytes(100_000, 3)
     with engine.open(name, "w") as file:
         write(engine, file, content)
-        return torch.equal(read(engine, file, 100_000), content)
+        return equal(read(engine, file, 100_000), content)
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 4096, 5000, 70_000])
@@ -45,14 +44,14 @@ def test_a_file_truncated_behind_our_back(engine: Engine, tmp_path: Path):
         os.truncate(tmp_path / "x", 100_000)
         with pytest.raises(EndOfFileError):
             read(engine, file, 200_000)
-        assert torch.equal(read(engine, file, 100_000), content[:100_000])
+        assert equal(read(engine, file, 100_000), content[:100_000])
         write(engine, file, content[50_000:], 50_000)
-        assert torch.equal(read(engine, file, 200_000), content)
+        assert equal(read(engine, file, 200_000), content)
 
 
 def test_one_bad_request_fails_its_batch_only(engine: Engine, tmp_path: Path):
     content = random_bytes(50_000)
-    (tmp_path / "x").write_bytes(content.numpy().tobytes())
+    (tmp_path / "x").write_bytes(bytes_of(content))
     with engine.open("x") as file:
         good, bad = poisoned(50_000), poisoned(10_000)
         transfers = [
@@ -62,7 +61,7 @@ def test_one_bad_request_fails_its_batch_only(engine: Engine, tmp_path: Path):
         with pytest.raises(EndOfFileError):
             transfers[0].result()
         transfers[1].result()
-    assert torch.equal(good, content)
+    assert equal(good, content)
     statistics = engine.statistics()
     assert (statistics.failures, statistics.transfers, statistics.in_flight) == (1, 2, 0)
 
@@ -87,7 +86,7 @@ def test_a_full_disk_in_the_middle_of_a_batch(lane: Lane, tmp_path: Path):
             assert error.nbytes
         engine.remove("big")
         with engine.open("kept") as file:
-            assert torch.equal(read(engine, file, 1 << 20), kept)
+            assert equal(read(engine, file, 1 << 20), kept)
         assert usable(engine)
 
 

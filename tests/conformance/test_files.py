@@ -13,7 +13,7 @@ from tensorspill.errors import (
     SpillError,
     UnsupportedError,
 )
-from tests.conformance.data import poisoned, random_bytes, read, write
+from tests.conformance.data import equal, poisoned, random_bytes, read, write
 from tests.conformance.lanes import Lane
 
 
@@ -25,7 +25,7 @@ def test_modes(engine: Engine, tmp_path: Path):
         write(engine, file, content[:10], 5)
         assert file.size == 1000
     with engine.open("x", "r") as file:
-        assert read(engine, file, 10, 5).equal(content[:10])
+        assert equal(read(engine, file, 10, 5), content[:10])
         with pytest.raises(UnsupportedError, match="reading only") as caught:
             write(engine, file, content)
         assert caught.value.path == str(tmp_path / "x")

@@ -17,70 +17,88 @@ import torch
 
 from tensorspill.engine import Engine, Request
 from tensorspill.errors import BusyError, ClosedError
-from tests.conformance.data import poisoned, random_bytes, read, write
-from tests.conformance.lanes import Lane
+from tests.conformance.data import (
+    bytes_of,
+    equal,
+    fill,
+    host,
+    joined,
+    poisoned,
+    random_bytes,
+    read,
+    write,
+)
+from tests.conformance.lanes import Lane, for_tensors
+from tests.conformance.memory import MEMORY
+
+
+def copy_of(buffer):
+    copy = poisoned(len(buffer))
+    fill(copy, host(buffer))
+    return copy
 
 
 def test_dropped_buffers(engine: Engine):
     contents = [random_bytes(100_000) for _ in range(20)]
     with engine.open("x", "w", size=2_000_000) as file:
         transfers = [
-            engine.submit([Request(c.clone(), file, i * 100_000, write=True)])
+            engine.submit([Request(copy_of(c), file, i * 100_000, write=True)])
             for i, c in enumerate(contents)
         ]
         gc.collect()
         for transfer in transfers:
             transfer.result()
-        assert torch.equal(read(engine, file, 2_000_000), torch.cat(contents))
+        assert equal(read(engine, file, 2_000_000), joined(contents))
 
 
+@for_tensors
 def test_a_parameter_pointed_elsewhere_while_under_way(engine: Engine):
     content = random_bytes(400_000).view(torch.float32)
     parameter = torch.nn.Parameter(content.clone(), requires_grad=False)
     with engine.open("x", "w") as file:
         transfer = engine.submit([Request(parameter, file, write=True)])
-        parameter.data = torch.empty(1).expand(parameter.shape)
+        parameter.data = torch.empty(1, device=MEMORY.device).expand(parameter.shape)
         transfer.result()
-        assert torch.equal(read(engine, file, 400_000), content.view(torch.uint8))
+        assert equal(read(engine, file, 400_000), content.view(torch.uint8))
 
 
 def test_close_waits_for_transfers(lane: Lane, tmp_path: Path):
     content = random_bytes(8_000_000)
     engine = lane.open(tmp_path)
-    file = engine.open("x", "w", size=content.numel())
+    file = engine.open("x", "w", size=len(content))
     transfer = engine.submit([Request(content, file, write=True)])
     engine.close()
     assert transfer.done()
-    assert (tmp_path / "x").read_bytes() == content.numpy().tobytes()
+    assert (tmp_path / "x").read_bytes() == bytes_of(content)
 
 
 def test_closing_a_file_waits_for_its_transfers(engine: Engine, tmp_path: Path):
     content = random_bytes(8_000_000)
-    file = engine.open("x", "w", size=content.numel())
+    file = engine.open("x", "w", size=len(content))
     transfer = engine.submit([Request(content, file, write=True)])
     file.close()
     assert transfer.done()
-    assert (tmp_path / "x").read_bytes() == content.numpy().tobytes()
+    assert (tmp_path / "x").read_bytes() == bytes_of(content)
 
 
 def test_an_engine_nobody_holds(lane: Lane, tmp_path: Path):
     content = random_bytes(3_000_000)
     engine = lane.open(tmp_path)
     transfer = engine.submit(
-        [Request(content, engine.open("x", "w", size=content.numel()), write=True)]
+        [Request(content, engine.open("x", "w", size=len(content)), write=True)]
     )
     gone = weakref.ref(engine)
     del engine
     gc.collect()
     assert gone() is None
-    assert transfer.result(60).nbytes == content.numel()
-    assert (tmp_path / "x").read_bytes() == content.numpy().tobytes()
+    assert transfer.result(60).nbytes == len(content)
+    assert (tmp_path / "x").read_bytes() == bytes_of(content)
 
 
 def test_memory_under_way_is_not_freed(engine: Engine):
     from tensorspill.pool import BufferPool
 
-    with BufferPool(16 << 20) as pool, engine.open("x", "w", size=16 << 20) as file:
+    with BufferPool(16 << 20, MEMORY.device) as pool, engine.open("x", "w", size=16 << 20) as file:
         buffer = pool.allocate(16 << 20)
         out = engine.prepare([Request(buffer, file, write=True)])
         transfers = [engine.submit(out) for _ in range(40)]
@@ -105,7 +123,7 @@ def test_done_callbacks_may_submit(engine: Engine):
 
         engine.submit([Request(content, file, write=True)]).add_done_callback(again)
         assert done.wait(60)
-        assert torch.equal(read(engine, file, 20_000), torch.cat([content, content]))
+        assert equal(read(engine, file, 20_000), joined([content, content]))
 
 
 def test_cancelling(engine: Engine):
@@ -122,7 +140,7 @@ def test_cancelling(engine: Engine):
         for transfer in transfers[:-1]:
             transfer.result()
         write(engine, file, content[:5000])
-        assert torch.equal(read(engine, file, 5000), content[:5000])
+        assert equal(read(engine, file, 5000), content[:5000])
     statistics = engine.statistics()
     assert (statistics.cancelled, statistics.in_flight) == (1, 0)
 
@@ -166,7 +184,7 @@ def test_threads_submit_while_others_wait(engine: Engine):
             with engine.open(f"x{i}", "w") as file:
                 for _ in range(10):
                     write(engine, file, contents[i])
-                    assert torch.equal(read(engine, file, contents[i].numel()), contents[i])
+                    assert equal(read(engine, file, len(contents[i])), contents[i])
         except BaseException as error:
             failures.append(error)
 
@@ -183,19 +201,20 @@ def test_a_forked_child(engine: Engine):
     with engine.open("x", "w", size=16 << 20) as file:
         write(engine, file, content[:4096])
         transfer = engine.submit([Request(content, file, write=True)])
+        another = [Request(poisoned(10), file)]
         child = os.fork()
         if child == 0:
-            os._exit(_in_child(engine, file, transfer))
+            os._exit(_in_child(engine, file, transfer, another))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         transfer.result()
-        assert torch.equal(read(engine, file, 16 << 20), content)
+        assert equal(read(engine, file, 16 << 20), content)
 
 
-def _in_child(engine: Engine, file, transfer) -> int:
+def _in_child(engine: Engine, file, transfer, another) -> int:
     """Return 0 if a child is told clearly, and can close what it inherited."""
     signal.alarm(60)
     try:
-        for use in (lambda: engine.submit([Request(poisoned(10), file)]), transfer.result):
+        for use in (lambda: engine.submit(another), transfer.result):
             try:
                 use()
             except ClosedError:
@@ -213,13 +232,15 @@ def _in_child(engine: Engine, file, transfer) -> int:
 def test_processes_end_well(lane: Lane, tmp_path: Path, how):
     script = """
         import faulthandler, os, signal, sys, threading, torch
+        from tests.conformance.data import fill, host, poisoned
         faulthandler.dump_traceback_later(100, exit=True)
         from tensorspill import Request
         from tests.conformance.lanes import LANES
         lane = next(lane for lane in LANES if lane.name == sys.argv[1])
         engine = lane.open(sys.argv[2])
         file = engine.open("x", "w", size=64 << 20)
-        content = torch.full((64 << 20,), 7, dtype=torch.uint8)
+        content = poisoned(64 << 20)
+        fill(content, torch.full((64 << 20,), 7, dtype=torch.uint8))
         engine.submit([Request(content[:4096], file, write=True)]).result()
         transfers = [engine.submit([Request(content, file, write=True)]) for _ in range(4)]
         if sys.argv[3] == "Ctrl-C":
@@ -228,9 +249,9 @@ def test_processes_end_well(lane: Lane, tmp_path: Path, how):
                 transfers[-1].result()
             except KeyboardInterrupt:
                 print("interrupted")
-            back = torch.zeros(4096, dtype=torch.uint8)
+            back = poisoned(4096)
             engine.submit([Request(back, file)]).result()
-            assert bool((back == 7).all())
+            assert bool((host(back) == 7).all())
             print("usable")
         elif sys.argv[3] == "python -O":
             print(transfers[-1].result().nbytes)

@@ -11,7 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorspill.engine import Engine, Request
-from tests.conformance.data import guards_intact, poisoned, random_bytes, read, write
+from tests.conformance.data import (
+    bytes_of,
+    equal,
+    fill,
+    guards_intact,
+    host,
+    is_poison,
+    joined,
+    poisoned,
+    random_bytes,
+    random_host_bytes,
+    read,
+    write,
+)
+from tests.conformance.lanes import for_host_memory, for_tensors
+from tests.conformance.memory import MEMORY
 
 names = (f"file{i}" for i in itertools.count())
 
@@ -47,7 +62,7 @@ def test_one_request(shared_engine: Engine, nbytes, offset, source, target):
         destination = poisoned(nbytes, target)
         shared_engine.submit([Request(destination, file, offset)]).result()
         assert file.size == (offset + nbytes if nbytes else 0)
-    assert torch.equal(destination, content)
+    assert equal(destination, content)
     assert guards_intact(destination)
     shared_engine.remove(name)
 
@@ -74,7 +89,7 @@ def test_a_batch_of_mixed_sizes(shared_engine: Engine, exclusive, batch, order):
         order.shuffle(requests)
         shared_engine.submit(requests).result()
     for destination, content in zip(destinations, contents, strict=True):
-        assert torch.equal(destination, content)
+        assert equal(destination, content)
         assert guards_intact(destination)
     # Nothing but the requests' bytes changed: what lies between them is zero as before.
     assert Path(shared_engine.folder, name).read_bytes() == image
@@ -92,7 +107,7 @@ def _lay_out(batch, contents, exclusive) -> tuple[list[int], bytes]:
         end = start + piece.nbytes
     image = bytearray(-(-end // 4096) * 4096 if exclusive else end)
     for offset, content in zip(offsets, contents, strict=True):
-        image[offset : offset + content.numel()] = content.numpy().tobytes()
+        image[offset : offset + len(content)] = bytes_of(content)
     return offsets, bytes(image)
 
 
@@ -109,14 +124,14 @@ def test_aligned_neighbours(shared_engine: Engine, pages, shift):
         shared_engine.submit(
             [Request(c, file, at, write=True) for c, at in zip(contents, offsets, strict=True)]
         ).result()
-        destinations = [poisoned(content.numel(), shift) for content in contents]
+        destinations = [poisoned(len(content), shift) for content in contents]
         record = shared_engine.submit(
             [Request(d, file, at) for d, at in zip(destinations, offsets, strict=True)]
         ).result()
     assert record.nbytes == sum(pages) * 4096
-    assert all(map(torch.equal, destinations, contents))
+    assert all(map(equal, destinations, contents))
     assert all(map(guards_intact, destinations))
-    assert Path(shared_engine.folder, name).read_bytes() == torch.cat(contents).numpy().tobytes()
+    assert Path(shared_engine.folder, name).read_bytes() == bytes_of(joined(contents))
     shared_engine.remove(name)
 
 
@@ -129,11 +144,13 @@ def test_neighbours_in_a_block_survive_a_write(shared_engine: Engine, nbytes, of
         write(shared_engine, file, before)
         write(shared_engine, file, content, offset)
         after = read(shared_engine, file, 45_000)
-    before[offset : offset + nbytes] = content
-    assert torch.equal(after, before)
+    expected = host(before).clone()
+    expected[offset : offset + nbytes] = host(content)
+    assert equal(after, expected)
     shared_engine.remove(name)
 
 
+@for_tensors
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -156,9 +173,10 @@ def test_every_dtype_of_torch(engine: Engine, dtype):
     with engine.open("x", "w") as file:
         write(engine, file, content)
         engine.submit([Request(destination, file)]).result()
-    assert torch.equal(destination.view(torch.uint8), content.view(torch.uint8))
+    assert equal(destination.view(torch.uint8), content.view(torch.uint8))
 
 
+@for_host_memory
 def test_arrays_and_the_buffer_protocol(engine: Engine):
     array = np.arange(1000, dtype="f4")
     with engine.open("x", "w") as file:
@@ -175,17 +193,18 @@ def test_arrays_and_the_buffer_protocol(engine: Engine):
     assert text == b"read-only"
 
 
+@for_tensors
 def test_a_pool_buffer(engine: Engine):
     from tensorspill.pool import BufferPool
 
-    with BufferPool(1 << 20) as pool, engine.open("x", "w") as file:
+    with BufferPool(1 << 20, MEMORY.device) as pool, engine.open("x", "w") as file:
         buffer = pool.allocate((100, 7), torch.bfloat16)
         buffer.tensor.copy_(torch.randn(100, 7))
         expected = buffer.tensor.clone()
         engine.submit([Request(buffer, file, write=True)]).result()
         buffer.tensor.fill_(float("nan"))
         engine.submit([Request(buffer, file)]).result()
-        assert torch.equal(buffer.tensor, expected)
+        assert equal(buffer.tensor, expected)
         buffer.release()
 
 
@@ -194,8 +213,8 @@ def test_part_of_a_buffer(engine: Engine):
     with engine.open("x", "w") as file:
         write(engine, file, content)
         engine.submit([Request(destination, file, 1000, nbytes=3000)]).result()
-    assert torch.equal(destination[:3000], content[1000:4000])
-    assert (destination[3000:] == 0xA5).all()
+    assert equal(destination[:3000], content[1000:4000])
+    assert is_poison(destination[3000:])
 
 
 def test_a_prepared_batch_again_and_again(engine: Engine):
@@ -204,10 +223,10 @@ def test_a_prepared_batch_again_and_again(engine: Engine):
         out = engine.prepare([Request(source, file, write=True)])
         back = engine.prepare([Request(destination, file)])
         for _ in range(3):
-            source.copy_(random_bytes(300_000))
+            fill(source, random_host_bytes(300_000))
             engine.submit(out).result()
             engine.submit(back).result()
-            assert torch.equal(source, destination)
+            assert equal(source, destination)
 
 
 def test_many_batches_at_once(engine: Engine):
@@ -225,7 +244,7 @@ def test_many_batches_at_once(engine: Engine):
             for i, destination in enumerate(destinations)
         ]:
             transfer.result()
-    assert all(map(torch.equal, contents, destinations))
+    assert all(map(equal, contents, destinations))
 
 
 def test_several_files_in_a_batch(engine: Engine):
@@ -235,4 +254,4 @@ def test_several_files_in_a_batch(engine: Engine):
         [Request(c, f, write=True) for c, f in zip(contents, files, strict=True)]
     ).result()
     for content, file in zip(contents, files, strict=True):
-        assert torch.equal(read(engine, file, content.numel()), content)
+        assert equal(read(engine, file, len(content)), content)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["DeviceArray", "call", "use_device"]
+__all__ = ["CudaError", "DeviceArray", "call", "on_device", "use_device"]
 
 _lock = threading.Lock()
 _contexts: dict[int, Any] = {}
@@ -28,20 +30,33 @@ def call(name: str, *arguments: Any) -> Any:
     return values[0] if len(values) == 1 else tuple(values) or None
 
 
-def use_device(device: int = 0) -> Any:
-    """Make a device's primary context current in this thread, and return it."""
+def use_device(device: int = 0) -> None:
+    """Make a device's primary context current in this thread, from now on."""
+    call("cuCtxSetCurrent", _context(device))
+
+
+@contextlib.contextmanager
+def on_device(device: int = 0) -> Iterator[None]:
+    """Make a device's primary context current in this thread, for a while."""
+    call("cuCtxPushCurrent", _context(device))
+    try:
+        yield
+    finally:
+        call("cuCtxPopCurrent")
+
+
+def _context(device: int) -> Any:
     with _lock:
         if device not in _contexts:
             call("cuInit", 0)
             _contexts[device] = call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", device))
-    call("cuCtxSetCurrent", _contexts[device])
     return _contexts[device]
 
 
 class DeviceArray:
     """Bytes on a device, seen through ``__cuda_array_interface__``.
 
-    A slice is a view that keeps the memory alive. Memory is freed with the last view, or by `free`.
+    Leaves no context current, so that code under test has to see to its own. A slice is a view that keeps the memory alive. Memory is freed with the last view, or by `free`.
 
     Parameters
     ----------
@@ -87,20 +102,25 @@ class DeviceArray:
             "strides": self.strides,
         }
 
+    def around(self, nbytes: int) -> Self:
+        """Return a view that starts `nbytes` before this one, and ends as much behind it."""
+        view = self[:]
+        view.address -= nbytes
+        view.nbytes += 2 * nbytes
+        return view
+
     def store(self, content: NDArray[np.uint8]) -> None:
         """Copy bytes of the host into the memory, and wait for that."""
-        use_device(self.device)
         content = np.ascontiguousarray(content)
         if content.nbytes != self.nbytes:
             raise ValueError(f"{content.nbytes} bytes for {self.nbytes}")
-        if self.nbytes:
+        with on_device(self.device):
             call("cuMemcpyHtoD", self.address, content.ctypes.data, self.nbytes)
 
     def load(self) -> NDArray[np.uint8]:
         """Return a copy of the bytes."""
-        use_device(self.device)
         content = np.empty(self.nbytes, np.uint8)
-        if self.nbytes:
+        with on_device(self.device):
             call("cuMemcpyDtoH", content.ctypes.data, self.address, self.nbytes)
         return content
 
@@ -115,17 +135,17 @@ class _Memory:
     def __init__(self, nbytes: int, device: int, managed: bool) -> None:
         self.device = device
         self.address = 0
-        use_device(device)
         attach = 1  # CU_MEM_ATTACH_GLOBAL
-        self.address = int(
-            call("cuMemAllocManaged", nbytes, attach) if managed else call("cuMemAlloc", nbytes)
-        )
+        with on_device(device):
+            self.address = int(
+                call("cuMemAllocManaged", nbytes, attach) if managed else call("cuMemAlloc", nbytes)
+            )
 
     def free(self) -> None:
         address, self.address = self.address, 0
         if address:
-            use_device(self.device)
-            call("cuMemFree", address)
+            with on_device(self.device):
+                call("cuMemFree", address)
 
     def __del__(self) -> None:
         try:
