@@ -66,6 +66,10 @@ class AsyncSave(Future[SaveRecord]):
         finally:
             self._seen = self._seen or self.done()
 
+    def wait(self) -> None:
+        """Wait for the end, however it ends."""
+        super().exception()
+
     def settle(self, refuse: bool) -> None:
         """Wait for the end, and raise what nobody has seen; for the next save.
 

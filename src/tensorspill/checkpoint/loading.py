@@ -17,7 +17,7 @@ from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.manifest import MANIFEST, Manifest
 from tensorspill.checkpoint.files.reading import Reader, Want
 from tensorspill.checkpoint.objects import restore
-from tensorspill.checkpoint.saving import asked
+from tensorspill.checkpoint.saving import asked, wait_for_saves
 from tensorspill.errors import MissingFileError, MissingNameError, UnsupportedError
 
 __all__ = ["LoadRecord", "checkpoint_in", "load"]
@@ -60,7 +60,8 @@ def load(
     Each rank reads the rows that it needs, by itself: nothing is exchanged, so ranks may load
     different parts, and an error at one is not known to others. Tensors are overwritten where they
     are; Python objects are replaced; objects at the top with `state_dict` and `load_state_dict` get
-    their new state by that. All bytes are checked against their digests first, piece by piece.
+    their new state by that. An asynchronous save of this process that is under way is waited for.
+    All bytes are checked against their digests first, piece by piece.
 
     Parameters
     ----------
@@ -85,6 +86,7 @@ def load(
     BrokenError
         The operating system failed.
     """
+    wait_for_saves()
     path = checkpoint_in(folder)
     with Engines(path, backend) as engines, Reader(path, engine=engines) as reader:
         top = asked(state)

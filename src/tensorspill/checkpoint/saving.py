@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import statistics
 import time
@@ -15,16 +14,11 @@ from typing import Any
 import torch
 
 from tensorspill.checkpoint.distributed.attempt import Attempt, Outcome, Settings
-from tensorspill.checkpoint.distributed.description import (
-    Held,
-    Part,
-    describe,
-    encode_parts,
-)
+from tensorspill.checkpoint.distributed.describing import Describer
+from tensorspill.checkpoint.distributed.description import Held
 from tensorspill.checkpoint.distributed.group import Ranks, ranks_of
 from tensorspill.checkpoint.distributed.nested import flatten
 from tensorspill.checkpoint.distributed.planning import Limits
-from tensorspill.checkpoint.distributed.replication import Replicas
 from tensorspill.checkpoint.files.chunks import ObjectChunk
 from tensorspill.checkpoint.objects import dump
 
@@ -199,8 +193,7 @@ class Saver:
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
         self.running: Any = None
-        self._replicas: dict[tuple[str, ...], Replicas] = {}
-        self._last: tuple[Any, str] | None = None
+        self._describer = Describer(ranks)
 
     def begin(
         self,
@@ -223,35 +216,12 @@ class Saver:
                 finally:
                     # Unless it has ended, it is still what runs.
                     self.running = None if running.done() else running
-            return self._describe(state, settings, tuple(replicated))
+            flat, paths = flatten(asked(state))
+            asks = settings.root, settings.limits
+            return self._describer.describe(flat, paths, tuple(replicated), asks)
 
         attempt.agree(bring)
         return attempt
-
-    def _describe(
-        self, state: Mapping[str, Any], settings: Settings, vouched: tuple[str, ...]
-    ) -> tuple[Held, str]:
-        if vouched not in self._replicas:
-            self._replicas = {vouched: Replicas(vouched, self.ranks.ranks)}
-        replicas = self._replicas[vouched]
-        flat, paths = flatten(asked(state))
-        replicas.look(everywhere=False)
-        held = describe(flat, paths, replicas.claim)
-        asks = (settings.root, settings.limits, paths)
-        if self._last is not None and self._last[0] == (held.parts, *asks):
-            return held, self._last[1]
-        # Another state than the last one: there may be new modules and optimizers.
-        replicas.look(everywhere=True)
-        held = describe(flat, paths, replicas.claim)
-        digest = self._digest(held.parts, asks)
-        self._last = (held.parts, *asks), digest
-        return held, digest
-
-    def _digest(self, parts: list[Part], asks: tuple[Any, ...]) -> str:
-        known = hashlib.blake2b(encode_parts(parts), digest_size=16)
-        root, limits, paths = asks
-        known.update(repr((root, limits, paths, self.ranks.ranks, self.ranks.rank)).encode())
-        return known.hexdigest()
 
 
 _savers: weakref.WeakKeyDictionary[Ranks, Saver] = weakref.WeakKeyDictionary()
@@ -262,6 +232,13 @@ def saver_of(ranks: Ranks) -> Saver:
     if ranks not in _savers:
         _savers[ranks] = Saver(ranks)
     return _savers[ranks]
+
+
+def wait_for_saves() -> None:
+    """Wait until no asynchronous save of this process is under way; their errors are kept."""
+    for saver in list(_savers.values()):
+        if saver.running is not None:
+            saver.running.wait()
 
 
 def asked(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,23 +13,22 @@ an `OutcomeUnknownError`, nobody knows.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from tensorspill.checkpoint.distributed.board import Board
 from tensorspill.checkpoint.distributed.comparing import compare_replicas
-from tensorspill.checkpoint.distributed.description import Held, decode_parts, encode_parts
-from tensorspill.checkpoint.distributed.group import Ranks, combined, rank_record, table_of
-from tensorspill.checkpoint.distributed.pausing import no_collection
-from tensorspill.checkpoint.distributed.planning import Limits, Plan, make_plan
+from tensorspill.checkpoint.distributed.describing import plan_together
+from tensorspill.checkpoint.distributed.description import Held
+from tensorspill.checkpoint.distributed.group import Ranks, combined
+from tensorspill.checkpoint.distributed.planning import Limits, Plan
 from tensorspill.checkpoint.distributed.wire import (
     decode_error,
     decode_written,
@@ -41,6 +40,7 @@ from tensorspill.checkpoint.files.chunks import Box, Chunk, ObjectChunk
 from tensorspill.checkpoint.files.commit import Pending, begin, latest
 from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.manifest import assemble
+from tensorspill.checkpoint.files.quiet import collection_paused
 from tensorspill.checkpoint.files.records import Written
 from tensorspill.checkpoint.files.writing import write_file
 from tensorspill.errors import OutcomeUnknownError, SpillError, UnsupportedError
@@ -159,14 +159,20 @@ class Attempt:
             Returns what this rank holds, and a digest of it; what it raises fails the save
             everywhere.
         """
-        with self.together(), no_collection():
+        with self.together(), collection_paused():
             held, digest = self._bring(bring)
             go = self._go()
             self._folder, self._step = go["folder"], go["step"]
             if go["plan"] == "cached":
                 self.plan = self._ranks.plans.get(digest)
             else:
-                self.plan = self._make_plan(held)
+                self.plan = plan_together(
+                    self._ranks,
+                    held,
+                    self.settings.root,
+                    self.settings.limits,
+                    self.settings.timeout,
+                )
                 self._ranks.plans.put(digest, go["key"], self.plan)
                 self.planned = True
             tensors = ((part.name, part.box) for part in held.parts)
@@ -220,33 +226,11 @@ class Attempt:
         plan = "cached" if cached else "new"
         return {"plan": plan, "key": key, "folder": self._pending.folder, "step": step}
 
-    def _make_plan(self, held: Held) -> Plan:
-        """Exchange descriptions, and plan as every other rank does."""
-        ranks, settings = self._ranks, self.settings
-        parts = encode_parts(held.parts)
-        head = json.dumps([rank_record(ranks, settings.root), list(held.paths.items())])
-        every = ranks.gather(head.encode() + b"\n" + parts, settings.timeout)
-        records, described = [], []
-        paths: dict[str, Any] = {}
-        known: dict[bytes, Any] = {}
-        for data in every:
-            first, _, rest = data.partition(b"\n")
-            record, items = json.loads(first)
-            records.append(record)
-            paths.update((name, tuple(path)) for name, path in items)
-            if rest not in known:
-                known[rest] = decode_parts(rest)
-            described.append(known[rest])
-        question = combined([hashlib.blake2b(data).hexdigest() for data in every])
-        placement = settings.limits.placement(table_of(records))
-        plan = make_plan(described, ranks.ranks, placement, settings.limits, question)
-        return replace(plan, paths=paths)
-
     # -- writing -------------------------------------------------------------------------------
 
     def chunks(self) -> list[Chunk]:
         """Return what this rank has to write of tensors, as views."""
-        with self.together(), no_collection():
+        with self.together(), collection_paused():
             return [
                 Chunk(write.name, write.box, self._content(write.name, write.held, write.box))
                 for write in self.plan.writes_of(self.rank)
@@ -290,7 +274,7 @@ class Attempt:
 
     def finish(self) -> Outcome:
         """Commit, or wait until the coordinator has committed."""
-        with self.together(), no_collection():
+        with self.together(), collection_paused():
             self._values.clear()
             self._objects.clear()
             if self.rank == 0:

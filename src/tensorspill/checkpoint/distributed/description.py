@@ -1,4 +1,4 @@
-"""What a rank holds of a state: a part for each tensor or object, to be compared and planned with."""
+"""What a rank holds of a state: a part for each tensor or object, to plan with."""
 
 from __future__ import annotations
 

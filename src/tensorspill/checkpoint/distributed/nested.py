@@ -8,6 +8,7 @@ lists only if there is a tensor or a dictionary in them.
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ def put(state: MutableMapping[Any, Any], path: Path, value: Any) -> None:
     none is there, digits become a number, as in the state of optimizers.
     """
     container: Any = state
-    for part, following in zip(path[:-1], path[1:], strict=True):
+    for part, following in pairwise(path):
         key = _key(container, part)
         if isinstance(container, list):
             container.extend([None] * (key + 1 - len(container)))

@@ -1,0 +1,100 @@
+"""From states to plans: describing what this rank holds, and planning with all others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tensorspill.checkpoint.distributed.description import (
+    Held,
+    decode_parts,
+    describe,
+    encode_parts,
+)
+from tensorspill.checkpoint.distributed.group import Ranks, combined, rank_record, table_of
+from tensorspill.checkpoint.distributed.nested import Path
+from tensorspill.checkpoint.distributed.planning import Limits, Plan, make_plan
+from tensorspill.checkpoint.distributed.replication import Replicas
+
+__all__ = ["Describer", "plan_together"]
+
+
+class Describer:
+    """Describes one state after another, and knows whether one is like the last one.
+
+    Parameters
+    ----------
+    ranks : Ranks
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._vouched: tuple[str, ...] = ()
+        self._replicas = Replicas((), ranks.ranks)
+        self._last: tuple[Any, str] | None = None
+
+    def describe(
+        self,
+        flat: Mapping[str, Any],
+        paths: Mapping[str, Path],
+        vouched: tuple[str, ...],
+        asks: tuple[Any, ...],
+    ) -> tuple[Held, str]:
+        """Return what this rank holds, and a digest of that and of what it asks.
+
+        Parameters
+        ----------
+        flat, paths
+            The state, from `flatten`.
+        vouched : tuple of str
+            See `Replicas`.
+        asks : tuple
+            What else decides about a plan; equal if their representations are.
+        """
+        if vouched != self._vouched:
+            self._vouched, self._replicas = vouched, Replicas(vouched, self._ranks.ranks)
+        replicas = self._replicas
+        replicas.look(everywhere=False)
+        held = describe(flat, paths, replicas.claim)
+        if self._last is not None and self._last[0] == (held.parts, held.paths, asks):
+            return held, self._last[1]
+        # Another state than the last one: there may be new modules and optimizers.
+        replicas.look(everywhere=True)
+        held = describe(flat, paths, replicas.claim)
+        known = hashlib.blake2b(encode_parts(held.parts), digest_size=16)
+        known.update(repr((held.paths, asks, self._ranks.ranks, self._ranks.rank)).encode())
+        digest = known.hexdigest()
+        self._last = (held.parts, held.paths, asks), digest
+        return held, digest
+
+
+def plan_together(ranks: Ranks, held: Held, folder: str, limits: Limits, timeout: float) -> Plan:
+    """Exchange descriptions, and make the plan that every other rank makes as well.
+
+    Raises
+    ------
+    RankFailedError
+        A rank was lost.
+    UnsupportedError
+        What `make_plan` raises; on every rank the same.
+    """
+    head = json.dumps([rank_record(ranks, folder), list(held.paths.items())])
+    every = ranks.gather(head.encode() + b"\n" + encode_parts(held.parts), timeout)
+    records, described = [], []
+    paths: dict[str, Any] = {}
+    known: dict[bytes, Any] = {}
+    for data in every:
+        first, _, rest = data.partition(b"\n")
+        record, items = json.loads(first)
+        records.append(record)
+        paths.update((name, tuple(path)) for name, path in items)
+        if rest not in known:
+            known[rest] = decode_parts(rest)
+        described.append(known[rest])
+    question = combined([hashlib.blake2b(data).hexdigest() for data in every])
+    placement = limits.placement(table_of(records))
+    plan = make_plan(described, ranks.ranks, placement, limits, question)
+    return replace(plan, paths=paths)
