@@ -19,6 +19,9 @@ Answer = Mapping[str, Any]
 #: Seconds that a child that was killed may take to go; one that the kernel holds stays behind.
 _FAREWELL = 2.0
 
+#: Children that did not go.
+_held: list[subprocess.Popen[bytes]] = []
+
 
 def ask(questions: Mapping[str, Sequence[str]], limit: float) -> dict[str, Answer]:
     """Run a module of this folder for each question, all at once; never raises.
@@ -30,6 +33,7 @@ def ask(questions: Mapping[str, Sequence[str]], limit: float) -> dict[str, Answe
     limit : float
         Seconds for each.
     """
+    _held[:] = [child for child in _held if child.poll() is None]
     with ThreadPoolExecutor(max(1, len(questions)), "tensorspill-doctor") as executor:
         children: list[subprocess.Popen[bytes]] = []
         found = {
@@ -87,9 +91,13 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
     """End a child and its own children, as far as the kernel lets them go."""
     _end_group(child)
     try:
-        child.communicate(timeout=_FAREWELL)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        pass
+        child.wait(_FAREWELL)
+    except subprocess.TimeoutExpired:
+        # The kernel holds it, in a call that a file system or a driver does not end.
+        _held.append(child)
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 
@@ -27,27 +28,35 @@ _ROUTES = (
 )
 
 
-def kvikio(asked: Answer) -> Row:
+def kvikio(asked: Answer, here: bool) -> Row:
     """Look at the Python package that cuFile is used through."""
-    if "why" not in asked:
-        return Row("", "unknown", str(asked.get("problem", _NOT_HERE)))
-    step = asked["steps"].get("kvikio")
-    if step is not None:
-        return Row("", "ok", f"{step['version']}, compatibility mode {step['mode']}")
-    version = asked.get("version")
-    if not version:
+    if not here:
+        return Row("", "unknown", _NOT_HERE)
+    version = _installed()
+    if version is None:
         return Row("", "no", "not installed", _EXTRA)
-    if "too old" in asked["why"]:
+    if step := asked.get("steps", {}).get("kvikio"):
+        return Row("", "ok", f"{step['version']}, compatibility mode {step['mode']}")
+    if "too old" in asked.get("why", ""):
         return Row("", "no", _plain(asked["why"]), asked["remedy"])
-    if asked["failure"]:
-        return Row("", "no", f"{version}; {asked['failure']}", asked["remedy"] or _EXTRA)
-    return Row("", "unknown", f"{version}, not tried: {_plain(asked['why'])}")
+    if asked.get("failure"):
+        return Row("", "no", f"{version}: {asked['failure']}", asked["remedy"] or _EXTRA)
+    return Row("", "unknown", f"{version}, not tried: {_untried(asked)}")
+
+
+def _installed() -> str | None:
+    for name in ("kvikio-cu13", "kvikio-cu12", "kvikio"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def cufile(asked: Answer) -> Row:
     """Look at what libcufile says when it moves bytes."""
     if "why" not in asked:
-        return Row("", "unknown", str(asked.get("problem", _NOT_HERE)))
+        return Row("", "unknown", f"not tried: {_untried(asked)}")
     steps, why = asked["steps"], _plain(asked["why"])
     version = steps.get("cufile", {}).get("library")
     said = f"libcufile {version}" if version else "libcufile"
@@ -61,7 +70,7 @@ def cufile(asked: Answer) -> Row:
         remedy = failure.code.remedy if failure.code else asked["remedy"]
         return Row("", "no", f"{said}: {failure.code or failure.text}", remedy)
     if steps:
-        return Row("", "no", f"{said}: {why}", asked["remedy"])
+        return Row("", "no", why if why.startswith(said) else f"{said}: {why}", asked["remedy"])
     return Row("", "unknown", f"not tried: {why}")
 
 
@@ -125,6 +134,10 @@ def _p2pdma_lacks(files: Files, here: bool) -> list[str]:
     if here and cufile_json.read().properties.get("use_pci_p2pdma") is not True:
         lacking.append("use_pci_p2pdma is not set")
     return lacking
+
+
+def _untried(asked: Answer) -> str:
+    return _plain(str(asked.get("why") or asked.get("problem") or _NOT_HERE))
 
 
 def _plain(why: str) -> str:

@@ -39,7 +39,7 @@ def examine(
         Seconds that whatever may hang is given. The examination takes little longer.
     """
     place, here = _absolute(os.fspath(path)), _absolute(root) == "/"
-    answers = _answers(_questions(place, device, limit), limit) if here else {}
+    answers = _answers(place, device, limit) if here else {}
     files, tried, asked = Files(root), answers.get("path", {}), answers.get("gds", {})
     machine = discover(root, nvml=False, environ={})
     held = storage.storage_in(tried) if here else _held(place, root)
@@ -49,11 +49,11 @@ def examine(
     looks: Mapping[str, Callable[[], Row]] = {
         "driver": partial(gpus.driver, files, cuda),
         "GPU": partial(gpus.gpu, machine, cuda),
-        "kvikio": partial(direct.kvikio, asked),
+        "kvikio": partial(direct.kvikio, asked, here),
         "cuFile": partial(direct.cufile, asked),
         "nvidia-fs or P2PDMA": partial(direct.route, files, asked, here),
         "cufile.json": partial(direct.configuration, files, here),
-        "BAR1": partial(gpus.bar1, files, machine, cuda),
+        "BAR1": partial(gpus.bar1, files, machine, cuda, asked),
         "IOMMU and ACS": partial(bus.translation, files, machine),
         "folder": partial(_folder, place, tried, here),
         "file system": partial(storage.file_system, held, tried),
@@ -75,20 +75,27 @@ def _absolute(path: str) -> str:
         return path
 
 
-def _answers(questions: Mapping[str, Sequence[str]], limit: float) -> Mapping[str, Answer]:
+def _answers(path: str, device: int, limit: float) -> dict[str, Answer]:
+    """Try the folder and ask the driver; then, if there is a GPU, try the way between them."""
+    questions = {"cuda": ["cuda_child"]}
+    # The system has no such paths, nor such arguments.
+    if "\0" not in path:
+        questions["path"] = ["path_child", path]
+    found = _asked(questions, limit)
+    if "gpus" not in found["cuda"]:
+        problem = found["cuda"].get("problem", "there is no GPU")
+        return found | {"gds": {"problem": problem, "lacking": True}}
+    if "path" not in found or found["path"].get("kind") != "folder":
+        return found | {"gds": {"problem": "there is no folder to try it in"}}
+    # The probe in this child gives up before the child itself is given up.
+    return found | _asked({"gds": ["gds_child", path, str(device), str(limit / 2)]}, limit)
+
+
+def _asked(questions: Mapping[str, Sequence[str]], limit: float) -> dict[str, Answer]:
     try:
         return ask(questions, limit)
     except Exception as error:  # no thread can be started, for example
         return {name: {"problem": f"{type(error).__name__}: {error}"} for name in questions}
-
-
-def _questions(path: str, device: int, limit: float) -> dict[str, list[str]]:
-    questions = {"cuda": ["cuda_child"]}
-    if "\0" not in path:
-        questions["path"] = ["path_child", path]
-        # The probe in this child gives up before the child itself is given up.
-        questions["gds"] = ["gds_child", path, str(device), str(limit / 2)]
-    return questions
 
 
 def _held(path: str, root: str) -> Storage | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from typing import Any
 
@@ -17,7 +16,6 @@ def look(path: str, device: int, limit: float) -> dict[str, Any]:
 
     found = find(path, device, limit)
     return {
-        "version": _kvikio(),
         "works": found.works,
         "usable": found.usable,
         "why": found.why,
@@ -28,16 +26,6 @@ def look(path: str, device: int, limit: float) -> dict[str, Any]:
         "hung": found.report.hung,
         "steps": dict(found.report.steps),
     }
-
-
-def _kvikio() -> str | None:
-    """Return the version of kvikio that is installed."""
-    for name in ("kvikio-cu13", "kvikio-cu12", "kvikio"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 if __name__ == "__main__":

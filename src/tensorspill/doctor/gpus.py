@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tensorspill.doctor.children import Answer
 from tensorspill.doctor.row import Row
+from tensorspill.gds.failures import decode
 from tensorspill.pool.sizes import format_bytes
 from tensorspill.topology.discovery.sysfs import Files
 from tensorspill.topology.machine import Gpu, Machine
@@ -60,8 +61,15 @@ def gpu(machine: Machine, asked: Answer) -> Row:
     return Row("", "ok", names)
 
 
-def bar1(files: Files, machine: Machine, asked: Answer) -> Row:
-    """Look at how much memory of the GPUs can be registered for drives at a time."""
+def bar1(files: Files, machine: Machine, asked: Answer, tried: Answer) -> Row:
+    """Look at how much memory of the GPUs can be registered for drives at a time.
+
+    `tried` is what GPUDirect Storage did, registering included.
+    """
+    if problem := tried.get("steps", {}).get("register", {}).get("error"):
+        failure = decode(RuntimeError(problem))
+        remedy = failure.code.remedy if failure.code else ""
+        return Row("", "no", f"registering 1 MiB failed: {failure.code or failure.text}", remedy)
     sizes: dict[str, tuple[int, int | None]] = {}
     for one in asked.get("gpus", ()):
         if one.get("bar1"):
@@ -69,7 +77,8 @@ def bar1(files: Files, machine: Machine, asked: Answer) -> Row:
     if not sizes:
         sizes = _from_sysfs(files, machine.gpus)
     if not sizes:
-        why = "no GPU" if not machine.gpus else "neither NVML nor sysfs says"
+        found = machine.gpus or asked.get("gpus")
+        why = "neither NVML nor sysfs says" if found else "no GPU"
         return Row("", "unknown", why)
     # One line for all that are alike.
     said = _counted([_covered(*size) for size in sizes.values()])

@@ -44,9 +44,10 @@ def _gds(layers: dict[str, Row], asked: Answer) -> Row:
     folder = layers["folder"]
     if folder.state != "ok":
         return Row("gds", folder.state, folder.evidence, folder.remedy)
+    remedy = next((layers[name].remedy for name in _NEEDED if layers[name].state == "no"), "")
     if "why" in asked:
         state: State = "ok" if asked["works"] else "no"
-        remedy = next((layers[n].remedy for n in _NEEDED if layers[n].state == "no"), "")
         return Row("gds", state, str(asked["why"]), remedy or str(asked["remedy"]))
     said = str(asked.get("problem", "it was not tried"))
-    return Row("gds", "no" if asked.get("hung") else "unknown", said)
+    lacks = asked.get("hung") or asked.get("lacking")
+    return Row("gds", "no" if lacks else "unknown", f"no GPUDirect Storage: {said}", remedy)
