@@ -136,6 +136,11 @@ class Buffer:
         return tensor
 
     @property
+    def has_tensor(self) -> bool:
+        """Whether `tensor` works: torch has to have CUDA for GPU memory."""
+        return self._tensor is not None
+
+    @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         """The memory for other libraries; only of GPU memory."""
         if self.device.type != "cuda":

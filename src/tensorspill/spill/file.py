@@ -22,7 +22,7 @@ from tensorspill.spill.catalog import Catalog
 from tensorspill.spill.digests import Digests
 from tensorspill.spill.drives import open_drives, prepare
 from tensorspill.spill.folder import Claim
-from tensorspill.spill.items import Tensors, check_items, check_overlaps
+from tensorspill.spill.items import Item, Tensors, check_items, check_overlaps
 from tensorspill.spill.jobs import Job, Watcher
 from tensorspill.spill.plans import Extent, Plan
 from tensorspill.spill.records import Location, SpillStatistics, StoredTensor
@@ -158,13 +158,13 @@ class SpillFile:
 
     def begin_put(self, tensors: Tensors, watcher: Watcher | None) -> Transfer:
         """Do what `put` does, and tell a watcher of the end."""
-        items = check_items(tensors, self.device)
+        items = self._items(tensors)
         launch = partial(self._launch, write=True, watcher=watcher)
         return self._carry_out(partial(self._catalog.plan_put, items), launch)
 
     def begin_get(self, tensors: Tensors, watcher: Watcher | None) -> Transfer:
         """Do what `get` does, and tell a watcher of the end."""
-        items = check_items(tensors, self.device)
+        items = self._items(tensors)
         if len(self._drives) > 1:
             check_overlaps(items)
         launch = partial(self._launch, write=False, watcher=watcher)
@@ -295,6 +295,11 @@ class SpillFile:
         return f"<SpillFile {', '.join(self.paths)}{' closed' if self.closed else ''}>"
 
     # -- how it is done --------------------------------------------------------------------------
+
+    def _items(self, tensors: Tensors) -> list[Item]:
+        # Of several drives, each gets a slice of a tensor; digests are computed of tensors.
+        only_tensors = self._digests is not None or len(self._drives) > 1
+        return check_items(tensors, self.device, only_tensors=only_tensors)
 
     def _carry_out(
         self, attempt: Callable[[Collection[int]], P | Growth | Ticket], begin: Callable[[P], R]

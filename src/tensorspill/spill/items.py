@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -16,7 +16,10 @@ Tensors = Mapping[str, torch.Tensor | Buffer]
 
 
 class Item(NamedTuple):
-    """A tensor that is to be stored, or to be read into."""
+    """A tensor that is to be stored, or to be read into.
+
+    `tensor` is a buffer itself where torch has no tensors of its memory.
+    """
 
     name: str
     tensor: torch.Tensor
@@ -24,8 +27,16 @@ class Item(NamedTuple):
     address: int
 
 
-def check_items(tensors: Tensors, device: torch.device) -> list[Item]:
+def check_items(tensors: Tensors, device: torch.device, *, only_tensors: bool) -> list[Item]:
     """Return what is to be moved.
+
+    Parameters
+    ----------
+    tensors : mapping of str to torch.Tensor or Buffer
+    device : torch.device
+        Where they have to be.
+    only_tensors : bool
+        Refuse buffers of GPU memory where torch has no CUDA.
 
     Raises
     ------
@@ -39,6 +50,9 @@ def check_items(tensors: Tensors, device: torch.device) -> list[Item]:
     host = device.type == "cpu"
     items = []
     for name, value in tensors.items():
+        if not (host or only_tensors) and isinstance(value, Buffer) and not value.has_tensor:
+            items.append(_bare(name, value, device))
+            continue
         tensor = value if isinstance(value, torch.Tensor) else _tensor_of(name, value)
         if (
             not (tensor.is_cpu if host else tensor.device == device)
@@ -77,6 +91,14 @@ def _tensor_of(name: object, value: Any) -> torch.Tensor:
     if isinstance(value, Buffer):
         return value.tensor
     raise UnsupportedError(f"{name!r} is a {type(value).__name__}, no tensor and no buffer")
+
+
+def _bare(name: str, buffer: Buffer, device: torch.device) -> Item:
+    """Return the item of a buffer without a tensor, which has all that matters of one."""
+    _ = buffer.memory
+    if not isinstance(name, str) or buffer.device != device:
+        raise _unsuitable(name, cast(torch.Tensor, buffer), device)
+    return Item(name, cast(torch.Tensor, buffer), buffer.nbytes, buffer.address)
 
 
 def _unsuitable(name: object, tensor: torch.Tensor, device: torch.device) -> UnsupportedError:
