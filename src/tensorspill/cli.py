@@ -19,6 +19,7 @@ __all__ = ["main"]
 #: Command → the module with its ``HELP``, ``add_arguments(parser)`` and ``run(arguments) -> int``.
 #: Importing such a module must be cheap: it happens for every ``tensorspill --help``.
 COMMANDS = {
+    "checkpoint": "tensorspill.commands.checkpoint",
     "demo": "tensorspill.demo.command",
     "doctor": "tensorspill.commands.doctor",
     "plan": "tensorspill.commands.plan",

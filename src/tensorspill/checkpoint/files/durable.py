@@ -6,7 +6,7 @@ import os
 
 from tensorspill.errors import BrokenError
 
-__all__ = ["sync_fd", "sync_folder", "write_text"]
+__all__ = ["open_directory", "sync_fd", "sync_folder", "write_text"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 FILE_MODE = 0o600
@@ -20,12 +20,17 @@ def sync_fd(fd: int, path: str) -> None:
         raise BrokenError.from_oserror(error, "fsync failed", path=path) from error
 
 
-def sync_folder(path: str) -> None:
-    """Make the names in a folder durable; raises `BrokenError`."""
+def open_directory(path: str) -> int:
+    """Return a descriptor of a folder; raises `BrokenError`."""
     try:
-        fd = os.open(path, _DIRECTORY)
+        return os.open(path, _DIRECTORY)
     except OSError as error:
         raise BrokenError.from_oserror(error, "Can't open the folder", path=path) from error
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable; raises `BrokenError`."""
+    fd = open_directory(path)
     try:
         sync_fd(fd, path)
     finally:

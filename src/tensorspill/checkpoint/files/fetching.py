@@ -12,7 +12,7 @@ import torch
 from tensorspill.checkpoint.files.digesting import digest_memory
 from tensorspill.checkpoint.files.layout import BLOCK
 from tensorspill.checkpoint.files.pipeline import Pipeline
-from tensorspill.checkpoint.files.records import digest_count
+from tensorspill.checkpoint.files.records import BoxRecord, digest_count
 from tensorspill.checkpoint.files.slots import Slot, allocate
 from tensorspill.checkpoint.files.writing import DEPTH, WINDOW
 from tensorspill.engine.batch import REQUEST, Batch
@@ -44,6 +44,11 @@ class Range(NamedTuple):
     nbytes: int
     span: int
     digests: bytes
+
+    @classmethod
+    def of(cls, file: File, record: BoxRecord) -> Range:
+        """Return the range of a stored part."""
+        return cls(file, record.offset, record.nbytes, record.span, record.digests)
 
     def cut(self, start: int, nbytes: int) -> Range:
         """Return a part that begins at a multiple of the span."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,20 +12,19 @@ from typing import NamedTuple, Self
 
 import torch
 
-from tensorspill.checkpoint.files.chunks import Box
+from tensorspill.checkpoint.files.chunks import Box, element_boxes
 from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.fetching import Fetcher, Range
-from tensorspill.checkpoint.files.manifest import MANIFEST, Manifest
+from tensorspill.checkpoint.files.manifest import Manifest
 from tensorspill.checkpoint.files.moving import is_plain, scatter
+from tensorspill.checkpoint.files.opened import OpenFiles, read_manifest
 from tensorspill.checkpoint.files.quiet import collection_paused
-from tensorspill.checkpoint.files.records import BoxRecord, FileRecord, TensorRecord
+from tensorspill.checkpoint.files.records import BoxRecord, TensorRecord
 from tensorspill.checkpoint.files.runs import Run, runs_of
 from tensorspill.checkpoint.files.slots import SLOT
 from tensorspill.checkpoint.files.writing import DEPTH
-from tensorspill.engine.file import File
 from tensorspill.engine.request import Request
 from tensorspill.errors import (
-    BrokenError,
     ClosedError,
     CorruptError,
     MissingNameError,
@@ -37,9 +35,6 @@ from tensorspill.pool.digest import digest
 from tensorspill.pool.sizes import round_down, round_up
 
 __all__ = ["ReadRecord", "Reader", "Want", "read_manifest"]
-
-#: Files that are open at a time.
-OPEN_FILES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,28 +80,6 @@ class _Edge(NamedTuple):
     run: Run
 
 
-def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Return the manifest of a checkpoint.
-
-    Raises
-    ------
-    MissingFileError
-        The folder is missing, or has no manifest: it is no committed checkpoint.
-    CorruptError
-        See `Manifest.from_json`.
-    BrokenError
-        It can't be read.
-    """
-    path = os.path.join(os.path.abspath(os.fspath(folder)), MANIFEST)
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(fd, "rb") as file:
-            text = file.read()
-    except OSError as error:
-        raise BrokenError.from_oserror(error, "Can't read the manifest", path=path) from error
-    return Manifest.from_json(text, path)
-
-
 class Reader:
     """Reads a committed checkpoint; every byte is checked against the digests before it counts.
 
@@ -139,13 +112,12 @@ class Reader:
     ) -> None:
         self.folder = os.path.abspath(os.fspath(folder))
         self.manifest = read_manifest(folder) if manifest is None else manifest
-        self._records = {file.name: file for file in self.manifest.files}
         self._owned: list[Engines | BufferPool] = []
         self._engine = Engines(self.folder) if engine is None else engine
         if engine is None:
             self._owned.append(self._engine)
         self._staging = staging
-        self._files: dict[str, File] = {}
+        self._files = OpenFiles(self._engine, self.folder, self.manifest.files)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -166,6 +138,7 @@ class Reader:
         wants = list(wants)
         records = [self._checked(want) for want in wants]
         with self._lock:
+            self._check_open()
             begun, before = time.perf_counter(), self._bytes_read()
             staging = self._pool(wants)
             with collection_paused():
@@ -178,6 +151,21 @@ class Reader:
                 self._bytes_read() - before,
                 time.perf_counter() - begun,
             )
+
+    def read_elements(self, name: str, start: int, out: torch.Tensor) -> ReadRecord:
+        """Read elements `start` and following of a tensor, in row-major order, into flat `out`.
+
+        Raises
+        ------
+        SpillError
+            As `read`.
+        """
+        record = self.manifest.tensors.get(name)
+        wants, done = [], 0
+        for box in element_boxes(record.shape if record else (), start, start + out.numel()):
+            wants.append(Want(name, box, out[done : done + box.numel].view(box.lengths)))
+            done += box.numel
+        return self.read(wants)
 
     def read_object(self, name: str) -> bytes:
         """Return the bytes of a Python object, which are not unpickled here.
@@ -192,7 +180,8 @@ class Reader:
             raise MissingNameError(f"No object {name!r} in the checkpoint", path=self.folder)
         memory = torch.empty(record.nbytes, dtype=torch.uint8)
         with self._lock:
-            file = self._file(record.file)
+            self._check_open()
+            file = self._files.get(record.file)
             self._engine.host.submit([Request(memory, file, record.offset)]).result()
         if digest(memory) != record.digest:
             raise CorruptError(
@@ -202,12 +191,6 @@ class Reader:
                 nbytes=record.nbytes,
             )
         return memory.numpy().tobytes()
-
-    def check(self, name: str, wrong: Fetcher) -> None:
-        """Read all spans of a tensor through a fetcher, and keep none of them."""
-        for box in self.manifest.tensors[name].boxes:
-            with self._lock:
-                wrong.through(_range(self._file(box.file), box), _ignore)
 
     # -- what a read consists of -----------------------------------------------------------------
 
@@ -231,7 +214,7 @@ class Reader:
 
     def _fetch(self, fetcher: Fetcher, record: BoxRecord, runs: Sequence[Run]) -> None:
         """Fetch what is needed of one stored part."""
-        whole = _range(self._file(record.file), record)
+        whole = Range.of(self._files.get(record.file), record)
         edges: list[_Edge] = []
         for run in runs:
             start, stop = run.start, run.start + run.nbytes
@@ -252,8 +235,6 @@ class Reader:
 
     def _pool(self, wants: Sequence[Want]) -> BufferPool:
         """Return the staging memory; page-locked where it is made for a GPU's sake."""
-        if self._closed:
-            raise ClosedError("The reader is closed", path=self.folder)
         if self._staging is None:
             on_gpu = any(want.destination.is_cuda for want in wants)
             nbytes = (DEPTH + 1) * (SLOT + (1 << 20))
@@ -264,22 +245,15 @@ class Reader:
     def _bytes_read(self) -> int:
         return sum(path.io_bytes for path in self._engine.host.statistics().by_path.values())
 
-    def _file(self, name: str) -> File:
-        """Return an open file of the checkpoint, of the length that it should have."""
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("The reader is closed", path=self.folder)
-        if name not in self._files:
-            while len(self._files) >= OPEN_FILES:
-                self._files.pop(next(iter(self._files))).close()
-            self._files[name] = _open(self._engine, self.folder, self._records[name])
-        return self._files[name]
 
     def close(self) -> None:
         """Close the files, and what was opened here; a second time does no harm."""
         with self._lock:
             self._closed = True
-            while self._files:
-                self._files.popitem()[1].close()
+            self._files.close()
             while self._owned:
                 self._owned.pop().close()
 
@@ -312,10 +286,6 @@ class _Deliver:
                 data = memory[low - begin : high - begin].view(dtype)
                 first = (low - run.start) // dtype.itemsize
                 scatter(data, first, run.shape, run.wanted, run.destination)
-
-
-def _ignore(_done: int, _memory: torch.Tensor) -> None:
-    pass
 
 
 def _by_place(
@@ -355,29 +325,3 @@ def _joined(edges: list[_Edge]) -> Iterator[tuple[int, int, list[Run]]]:
 def _spans(record: BoxRecord, start: int, stop: int) -> tuple[int, int]:
     """Return the range in whole spans around a range of a stored part."""
     return round_down(start, record.span), min(round_up(stop, record.span), record.nbytes)
-
-
-def _range(file: File, record: BoxRecord) -> Range:
-    return Range(file, record.offset, record.nbytes, record.span, record.digests)
-
-
-def _open(engine: Engines, folder: str, record: FileRecord) -> File:
-    path = os.path.join(folder, record.name)
-    try:
-        # Opening anything else, such as a pipe, might wait for ever.
-        regular = stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError as error:
-        raise BrokenError.from_oserror(error, "Can't open the file", path=path) from error
-    if not regular:
-        raise UnsupportedError("A file of the checkpoint is a link, or no file", path=path)
-    inside = os.path.relpath(
-        os.path.join(os.path.realpath(folder), record.name), os.path.realpath(engine.folder)
-    )
-    file = engine.host.open(inside, "r")
-    if file.size != record.nbytes:
-        found = file.size
-        file.close()
-        raise CorruptError(
-            f"The file has {found} bytes, and had {record.nbytes} when it was written", path=path
-        )
-    return file
