@@ -47,11 +47,10 @@ def digest(data: torch.Tensor | NDArray[Any] | Buffer | Any) -> int:
     ClosedError
         The buffer was released.
     """
-    on_device = _device_tensor(data)
-    if on_device is not None:
+    if _is_on_device(data):
         from tensorspill.pool.kernels.digesting import begin_digests
 
-        return begin_digests([on_device]).values()[0]
+        return begin_digests([data]).values()[0]
     # Late, because importing numba takes a good part of a second.
     from tensorspill.pool.digest_kernels import sum_words
 
@@ -86,18 +85,11 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _device_tensor(data: Any) -> torch.Tensor | None:
-    """Return the tensor that memory of a GPU is, or None for what is no such memory."""
-    if isinstance(data, Buffer):
-        data = data.tensor
-    if isinstance(data, torch.Tensor):
-        return data if data.is_cuda else None
-    if not hasattr(data, "__cuda_array_interface__"):
-        return None
-    try:
-        return torch.as_tensor(data, device="cuda")
-    except Exception as error:
-        raise UnsupportedError(f"This {type(data).__name__} can't be digested: {error}") from error
+def _is_on_device(data: Any) -> bool:
+    """Whether data is in the memory of a GPU."""
+    if isinstance(data, torch.Tensor | Buffer):
+        return data.device.type == "cuda"
+    return hasattr(data, "__cuda_array_interface__")
 
 
 def _bytes_of(data: Any) -> NDArray[np.uint8]:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from tensorspill.errors import UnsupportedError
+from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.digest import digest, finished
 from tensorspill.pool.kernels import torch_digest, triton_launch
+from tensorspill.pool.kernels.host_copies import begin_copies
 
 __all__ = ["Digesting", "begin_digests"]
 
@@ -27,7 +29,7 @@ class Digesting:
         return self._values()
 
 
-def begin_digests(tensors: Sequence[torch.Tensor], *, after_current: bool = True) -> Digesting:
+def begin_digests(arrays: Sequence[Any], *, after_current: bool = True) -> Digesting:
     """Begin to compute the digest of each tensor; values as `tensorspill.pool.digest`.
 
     On a GPU the kernels run on a stream of their own, so that digests overlap with whatever else
@@ -36,9 +38,9 @@ def begin_digests(tensors: Sequence[torch.Tensor], *, after_current: bool = True
 
     Parameters
     ----------
-    tensors : sequence of torch.Tensor
+    arrays : sequence of torch.Tensor, Buffer, or CUDA array
         Contiguous, all on one device, at any address. They must not change before the digests are
-        there.
+        there. GPU memory of which torch has no tensors is copied to the host by the driver.
     after_current : bool
         Whether what the current stream of their device is doing comes first. Not needed for memory
         that is known to be complete.
@@ -48,6 +50,10 @@ def begin_digests(tensors: Sequence[torch.Tensor], *, after_current: bool = True
     UnsupportedError
         They are not contiguous, or on several devices.
     """
+    found = [_tensor_of(array) for array in arrays]
+    tensors = [tensor for tensor in found if tensor is not None]
+    if len(tensors) < len(arrays):
+        return Digesting(begin_copies(arrays, after_current))
     devices = {tensor.device for tensor in tensors}
     if len(devices) > 1:
         raise UnsupportedError(f"Tensors on several devices: {sorted(map(str, devices))}")
@@ -55,12 +61,26 @@ def begin_digests(tensors: Sequence[torch.Tensor], *, after_current: bool = True
         raise UnsupportedError("A tensor is not contiguous")
     device = devices.pop() if devices else torch.device("cpu")
     if device.type == "cuda":
-        return Digesting(_begun(list(tensors), device, after_current))
+        return Digesting(_begun(tensors, device, after_current))
     if device.type != "cpu":
         raise UnsupportedError(f"No digests of memory on {device}")
     if triton_launch.interpreted():
-        return Digesting(partial(_interpreted, list(tensors)))
+        return Digesting(partial(_interpreted, tensors))
     return Digesting(partial(list, map(digest, tensors)))
+
+
+def _tensor_of(array: Any) -> torch.Tensor | None:
+    """Return an array as a tensor of torch's; None for GPU memory where torch has no CUDA."""
+    if isinstance(array, torch.Tensor):
+        return array
+    if isinstance(array, Buffer):
+        return array.tensor if array.has_tensor else None
+    if not torch.cuda.is_available():
+        return None
+    try:
+        return torch.as_tensor(array, device="cuda")
+    except Exception as error:
+        raise UnsupportedError(f"A {type(array).__name__} can't be digested: {error}") from error
 
 
 def _begun(
