@@ -1,1 +1,58 @@
-"""Checkpoints: every byte once, by the right writers, and never half-committed."""
+"""Checkpoints: each byte once, by the right writers, at the drives' speed, never half-committed.
+
+`save`, `async_save` and `load` are for scripts that need nothing else; `Writer`, `Reader` and
+`SavePlanner` for those that use torch.distributed.checkpoint. Names are imported when they are
+first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorspill.checkpoint.asynchronous import AsyncSave, async_save
+    from tensorspill.checkpoint.dcp_planner import SavePlanner
+    from tensorspill.checkpoint.dcp_reader import Reader
+    from tensorspill.checkpoint.dcp_writer import Writer
+    from tensorspill.checkpoint.distributed.planning import Limits
+    from tensorspill.checkpoint.files.commit import latest
+    from tensorspill.checkpoint.loading import LoadRecord, load
+    from tensorspill.checkpoint.saving import SaveRecord, save
+    from tensorspill.checkpoint.staging import Staging
+
+__all__ = [
+    "AsyncSave",
+    "Limits",
+    "LoadRecord",
+    "Reader",
+    "SavePlanner",
+    "SaveRecord",
+    "Staging",
+    "Writer",
+    "async_save",
+    "latest",
+    "load",
+    "save",
+]
+
+_HOME = {
+    "AsyncSave": "asynchronous",
+    "Limits": "distributed.planning",
+    "LoadRecord": "loading",
+    "Reader": "dcp_reader",
+    "SavePlanner": "dcp_planner",
+    "SaveRecord": "saving",
+    "Staging": "staging",
+    "Writer": "dcp_writer",
+    "async_save": "asynchronous",
+    "latest": "files.commit",
+    "load": "loading",
+    "save": "saving",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

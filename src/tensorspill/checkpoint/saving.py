@@ -6,7 +6,6 @@ import os
 import statistics
 import time
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from tensorspill.checkpoint.distributed.attempt import Attempt, Outcome, Settings
 from tensorspill.checkpoint.distributed.describing import Describer
 from tensorspill.checkpoint.distributed.description import Held
-from tensorspill.checkpoint.distributed.group import Ranks, ranks_of
+from tensorspill.checkpoint.distributed.group import Ranks, known_ranks, ranks_of
 from tensorspill.checkpoint.distributed.nested import flatten
 from tensorspill.checkpoint.distributed.planning import Limits
 from tensorspill.checkpoint.files.chunks import ObjectChunk
@@ -224,20 +223,17 @@ class Saver:
         return attempt
 
 
-_savers: weakref.WeakKeyDictionary[Ranks, Saver] = weakref.WeakKeyDictionary()
-
-
 def saver_of(ranks: Ranks) -> Saver:
     """Return what is remembered of a group's saves."""
-    if ranks not in _savers:
-        _savers[ranks] = Saver(ranks)
-    return _savers[ranks]
+    found: Saver = ranks.kept.setdefault("saver", Saver(ranks))
+    return found
 
 
 def wait_for_saves() -> None:
     """Wait until no asynchronous save of this process is under way; their errors are kept."""
-    for saver in list(_savers.values()):
-        if saver.running is not None:
+    for ranks in known_ranks():
+        saver = ranks.kept.get("saver")
+        if saver is not None and saver.running is not None:
             saver.running.wait()
 
 

@@ -46,7 +46,7 @@ from tensorspill.checkpoint.files.writing import write_file
 from tensorspill.errors import OutcomeUnknownError, SpillError, UnsupportedError
 from tensorspill.pool.buffer_pool import BufferPool
 
-__all__ = ["Attempt", "Outcome", "Settings", "step_name"]
+__all__ = ["Attempt", "Outcome", "Settings", "next_step", "step_name"]
 
 #: For content that can't be written from where it is.
 _STAGING = 64 << 20
@@ -221,7 +221,7 @@ class Attempt:
         settings = self.settings
         key = combined([message["digest"] for message in here])
         cached = all(message["cached"] == key for message in here)
-        step = _next_step(settings.root) if settings.step is None else settings.step
+        step = next_step(settings.root) if settings.step is None else settings.step
         self._pending = begin(settings.root, step_name(step), replace=True)
         plan = "cached" if cached else "new"
         return {"plan": plan, "key": key, "folder": self._pending.folder, "step": step}
@@ -351,7 +351,8 @@ def _split(data: bytes) -> list[Written]:
     return found
 
 
-def _next_step(root: str) -> int:
+def next_step(root: str) -> int:
+    """Return the number of the step after that of the latest checkpoint."""
     path = latest(root)
     found = None if path is None else _STEP.fullmatch(os.path.basename(path))
     return 0 if found is None else int(found[1]) + 1

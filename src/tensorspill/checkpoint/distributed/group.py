@@ -24,7 +24,7 @@ from tensorspill.topology.ranks.gathering import this_rank
 from tensorspill.topology.ranks.launch import LaunchedRank, launched
 from tensorspill.topology.ranks.rank_table import RankRecord, RankTable
 
-__all__ = ["PlanCache", "Ranks", "combined", "rank_record", "ranks_of", "table_of"]
+__all__ = ["PlanCache", "Ranks", "combined", "known_ranks", "rank_record", "ranks_of", "table_of"]
 
 #: Plans that are kept; a job has one or two kinds of state that it saves in turn.
 _PLANS = 8
@@ -67,12 +67,15 @@ class Ranks:
     rank : int
         Of this process, in the group.
     plans : PlanCache
+    kept : dict
+        What others keep as long as there is this group.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int, store: Any, group: Any, nonce: str) -> None:
         self.ranks = tuple(ranks)
         self.rank = rank
         self.plans = PlanCache()
+        self.kept: dict[str, Any] = {}
         self._store, self._group, self._nonce = store, group, nonce
         self._lock = threading.Lock()
         self._serial = 0
@@ -150,6 +153,11 @@ def ranks_of(process_group: Any = None, timeout: float = 300.0) -> Ranks:
     if id(group) not in _known:
         _known[id(group)] = group, _meet(group, timeout)
     return _known[id(group)][1]
+
+
+def known_ranks() -> list[Ranks]:
+    """Return all that `ranks_of` has returned so far, but those of groups that are gone."""
+    return [*_alone, *(ranks for _, ranks in _known.values())]
 
 
 def _single(rank: int = 0) -> Ranks:
