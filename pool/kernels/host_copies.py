@@ -64,5 +64,5 @@ def _copied(memory: ArrayMemory, stream: Stream) -> np.ndarray[tuple[int], np.dt
                 memory.nbytes,
                 stream.handle,
             )
-        stream.synchronize()
+            stream.synchronize()
     return content

@@ -297,9 +297,8 @@ class SpillFile:
     # -- how it is done --------------------------------------------------------------------------
 
     def _items(self, tensors: Tensors) -> list[Item]:
-        # Of several drives, each gets a slice of a tensor; digests are computed of tensors.
-        only_tensors = self._digests is not None or len(self._drives) > 1
-        return check_items(tensors, self.device, only_tensors=only_tensors)
+        # Of several drives, each gets a slice of a tensor.
+        return check_items(tensors, self.device, only_tensors=len(self._drives) > 1)
 
     def _carry_out(
         self, attempt: Callable[[Collection[int]], P | Growth | Ticket], begin: Callable[[P], R]
