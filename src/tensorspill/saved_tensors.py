@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["Handler", "HandlerHooks", "Saved", "hooks"]
+__all__ = ["Handler", "HandlerHooks", "Saved", "foreign_pair", "hooks"]
 
 Pair = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
@@ -38,21 +38,29 @@ class Handler(Protocol):
 
 
 class _Chain:
-    """The handlers in force, innermost first, and the foreign pair outside of them."""
+    """The handlers in force, innermost first, and the foreign pair outside of them.
 
-    __slots__ = ("_handlers", "outer")
+    Those in `_last` take whatever is left, and so come after all others.
+    """
 
-    def __init__(self, handlers: tuple[Handler, ...], outer: Pair | None) -> None:
-        self._handlers = handlers
+    __slots__ = ("_first", "_last", "outer")
+
+    def __init__(
+        self, first: tuple[Handler, ...], last: tuple[Handler, ...], outer: Pair | None
+    ) -> None:
+        self._first = first
+        self._last = last
         self.outer = outer
 
-    def with_handler(self, handler: Handler) -> _Chain:
-        if handler in self._handlers:
+    def with_handler(self, handler: Handler, last: bool) -> _Chain:
+        if handler in self._first or handler in self._last:
             return self
-        return _Chain((handler, *self._handlers), self.outer)
+        if last:
+            return _Chain(self._first, (handler, *self._last), self.outer)
+        return _Chain((handler, *self._first), self._last, self.outer)
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        for handler in self._handlers:
+        for handler in (*self._first, *self._last):
             saved = handler.pack(tensor)
             if saved is not None:
                 return saved
@@ -85,15 +93,26 @@ class HandlerHooks(saved_tensors_hooks):
             self.__exit__()
 
 
-def hooks(handler: Handler) -> HandlerHooks:
+def hooks(handler: Handler, *, last: bool = False) -> HandlerHooks:
     """Return a context manager in which `handler` is asked first about every saved tensor.
+
+    If `last`, it is asked after those who are not, also those whose contexts are inside: for
+    handlers that take any tensor, and not only what they know to be theirs.
 
     Handlers that are in force already stay so, and so does a foreign pair, such as the one of
     `torch.utils.checkpoint`: it gets the tensors that no handler wants. A foreign pair pushed
     inside of the context wins there, as torch has it.
     """
+    chain = _current()
+    return HandlerHooks(chain.with_handler(handler, last))
+
+
+def foreign_pair() -> Pair | None:
+    """Return the innermost pair of hooks that is not this module's, if it is in force still."""
+    return _current().outer
+
+
+def _current() -> _Chain:
     outer = torch._C._autograd._top_saved_tensors_default_hooks(False)
     chain = getattr(outer[0], "__self__", None) if outer is not None else None
-    if isinstance(chain, _Chain):
-        return HandlerHooks(chain.with_handler(handler))
-    return HandlerHooks(_Chain((handler,), outer))
+    return chain if isinstance(chain, _Chain) else _Chain((), (), outer)
