@@ -10,9 +10,12 @@ import pytest
 
 import tensorspill
 from tensorspill.engine import Engine
-from tests.conformance.memory import MEMORY
+from tests.conformance.memory import LANE_VARIABLE, MEMORY
 
-__all__ = ["LANES", "Lane", "for_host_memory", "for_tensors"]
+__all__ = ["LANES", "REAL_CUFILE", "Lane", "for_host_memory", "for_tensors"]
+
+#: Whether the process runs on the real cuFile, without a GPU.
+REAL_CUFILE = os.environ.get(LANE_VARIABLE) == "real"
 
 
 @dataclass(frozen=True)
@@ -35,20 +38,24 @@ _HOST = [
     _lane("aio-threads", "aio", block_bytes=8192, depth=4, threads=3),
     _lane("aio-page-cache", "aio", block_bytes=8192, direct="no"),
 ]
-_STAGED = [
-    _lane("staged", "aio"),
-]
-_GDS = [
-    _lane("gds", "gds"),
-]
+_GDS = _lane("gds", "gds")
+_STAGED = _lane("staged", "aio")
+_SMALL = {"block_bytes": 4096, "depth": 3, "staging_block": 8192, "staging_bytes": 16384}
 
-#: A process on a GPU, or on the stand-in for one, may be asked for some of them only.
-_wanted = os.environ.get("TENSORSPILL_TEST_LANES")
-LANES = [
-    lane
-    for lane in (_HOST if MEMORY.device == "cpu" else _STAGED + _GDS)
-    if _wanted is None or lane.name in _wanted.split(",")
-]
+#: What runs in each lane of `tests.standin`, and on a GPU (None). The host path does not depend on
+#: the lane, so each has other settings of it.
+_DEVICE = {
+    None: [_STAGED],
+    "compat": [_GDS, _STAGED],
+    "cufile": [
+        _GDS,
+        _lane("gds-seams", "gds", block_bytes=20_480, depth=3, threads=2, threshold_bytes=8192),
+        _lane("gds-ordered", "gds", stream_ordered="yes", registered_bytes=0),
+    ],
+    "real": [_GDS, _lane("staged-seams", "aio", **_SMALL)],
+}
+
+LANES = _HOST if MEMORY.device == "cpu" else _DEVICE[os.environ.get(LANE_VARIABLE)]
 
 for_host_memory = pytest.mark.skipif(
     MEMORY.device != "cpu", reason="about host memory, which this engine does not serve"

@@ -12,10 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-__all__ = ["MEMORY", "Memory"]
+__all__ = ["LANE_VARIABLE", "MEMORY", "Memory"]
 
 #: "cuda-torch" and "cuda-cupy" run the suite on a GPU; a lane of `tests.standin` has its own.
 VARIABLE = "TENSORSPILL_TEST_MEMORY"
+
+#: Set in processes that run on the stand-ins; says in which lane.
+LANE_VARIABLE = "STANDIN_LANE"
 
 
 class Memory(Protocol):
@@ -126,7 +129,7 @@ class CupyArrays:
 
 
 def _memory() -> Memory:
-    if "STANDIN_LANE" in os.environ:
+    if LANE_VARIABLE in os.environ:
         return DeviceArrays()
     name = os.environ.get(VARIABLE, "host")
     if name == "cuda-cupy":

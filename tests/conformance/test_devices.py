@@ -6,7 +6,7 @@ import torch
 from tensorspill.engine import Engine, Request
 from tensorspill.errors import SpillError, UnsupportedError
 from tests.conformance.data import bytes_of, equal, poisoned, random_bytes, read, write
-from tests.conformance.lanes import Lane
+from tests.conformance.lanes import REAL_CUFILE, Lane
 from tests.conformance.memory import MEMORY
 
 standin = pytest.mark.skipif(
@@ -80,6 +80,7 @@ def test_a_read_only_destination(engine: Engine, file):
 
 
 @standin
+@pytest.mark.skipif(REAL_CUFILE, reason="the real cuFile looks at every GPU")
 def test_contexts_are_made_only_for_the_engine_s_device(engine: Engine, file):
     from tests.standin.control import cuda
 

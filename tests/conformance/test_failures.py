@@ -10,7 +10,7 @@ import pytest
 from tensorspill.engine import Engine, Request
 from tensorspill.errors import CapacityError, EndOfFileError, NoSpaceError, PermissionDeniedError
 from tests.conformance.data import bytes_of, equal, poisoned, random_bytes, read, write
-from tests.conformance.lanes import Lane
+from tests.conformance.lanes import REAL_CUFILE, Lane
 from tests.faults import another_user, file_size_limit, small_file_system
 
 
@@ -66,6 +66,13 @@ def test_one_bad_request_fails_its_batch_only(engine: Engine, tmp_path: Path):
     assert (statistics.failures, statistics.transfers, statistics.in_flight) == (1, 2, 0)
 
 
+#: Small file systems are tmpfs, which is on no block device.
+on_any_file_system = pytest.mark.skipif(
+    REAL_CUFILE, reason="the real cuFile serves file systems of block devices only"
+)
+
+
+@on_any_file_system
 def test_a_full_disk_in_the_middle_of_a_batch(lane: Lane, tmp_path: Path):
     with small_file_system(tmp_path, 8 << 20) as folder, lane.open(folder) as engine:
         with engine.open("kept", "w") as file:
@@ -90,6 +97,7 @@ def test_a_full_disk_in_the_middle_of_a_batch(lane: Lane, tmp_path: Path):
         assert usable(engine)
 
 
+@on_any_file_system
 def test_no_room_to_preallocate(lane: Lane, tmp_path: Path):
     with small_file_system(tmp_path, 8 << 20) as folder, lane.open(folder) as engine:
         with pytest.raises(NoSpaceError) as caught:

@@ -56,7 +56,8 @@ def _context(device: int) -> Any:
 class DeviceArray:
     """Bytes on a device, seen through ``__cuda_array_interface__``.
 
-    Leaves no context current, so that code under test has to see to its own. A slice is a view that keeps the memory alive. Memory is freed with the last view, or by `free`.
+    Leaves no context current, so that code under test has to see to its own. A slice is a view that
+    keeps the memory alive. Memory is freed with the last view, or by `free`.
 
     Parameters
     ----------
