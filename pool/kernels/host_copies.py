@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensorspill.errors import UnsupportedError
+from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.cuda.arrays import ArrayMemory, memory_of
 from tensorspill.pool.cuda.contexts import current
 from tensorspill.pool.cuda.driver import call
@@ -33,7 +34,7 @@ def begin_copies(arrays: Sequence[Any], after_current: bool) -> Callable[[], lis
     UnsupportedError
         They are not contiguous, or on several devices.
     """
-    memories = [memory_of(array) for array in arrays]
+    memories = [_memory(array) for array in arrays]
     devices = {memory.device.index for memory in memories}
     if len(devices) > 1:
         raise UnsupportedError(f"Arrays on several GPUs: {sorted(devices)}")
@@ -50,6 +51,13 @@ def begin_copies(arrays: Sequence[Any], after_current: bool) -> Callable[[], lis
             return [digest(_copied(memory, stream)) for memory in memories]
 
     return values
+
+
+def _memory(array: Any) -> ArrayMemory:
+    """Return where an array is; that of a buffer is known without asking the driver."""
+    if not isinstance(array, Buffer):
+        return memory_of(array)
+    return ArrayMemory(array.address, array.nbytes, False, array.device, array.memory)
 
 
 def _copied(memory: ArrayMemory, stream: Stream) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
