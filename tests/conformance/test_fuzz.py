@@ -5,10 +5,8 @@ import random
 import threading
 from pathlib import Path
 
-import torch
-
 from tensorspill.engine import Engine, Request
-from tests.conformance.data import equal, fill, host, poisoned, random_host_bytes
+from tests.conformance.data import constant, equal, fill, poisoned, random_host_bytes
 from tests.conformance.lanes import Lane
 from tests.conformance.memory import MEMORY
 
@@ -54,11 +52,11 @@ def check_a_pair(engine: Engine, choose: random.Random, what: str) -> None:
         engine.submit([Request(memory[at : at + nbytes], file, offset, write=True)]).result()
         expected[offset : offset + nbytes] = content
         assert path.read_bytes() == expected.numpy().tobytes(), what
-        image = torch.full((ROOM,), 0x5A, dtype=torch.uint8)
+        image = constant(ROOM, 0x5A)
         fill(memory, image)
         engine.submit([Request(memory[at : at + nbytes], file, offset)]).result()
     image[at : at + nbytes] = content
-    assert torch.equal(host(memory), image), what
+    assert equal(memory, image), what
 
 
 def test_128_batches_at_once(lane: Lane, tmp_path: Path):

@@ -231,8 +231,8 @@ def _in_child(engine: Engine, file, transfer, another) -> int:
 @pytest.mark.parametrize("how", ["Ctrl-C", "exit without closing", "python -O"])
 def test_processes_end_well(lane: Lane, tmp_path: Path, how):
     script = """
-        import faulthandler, os, signal, sys, threading, torch
-        from tests.conformance.data import fill, host, poisoned
+        import faulthandler, os, signal, sys, threading
+        from tests.conformance.data import constant, fill, host, poisoned
         faulthandler.dump_traceback_later(100, exit=True)
         from tensorspill import Request
         from tests.conformance.lanes import LANES
@@ -240,7 +240,7 @@ def test_processes_end_well(lane: Lane, tmp_path: Path, how):
         engine = lane.open(sys.argv[2])
         file = engine.open("x", "w", size=64 << 20)
         content = poisoned(64 << 20)
-        fill(content, torch.full((64 << 20,), 7, dtype=torch.uint8))
+        fill(content, constant(64 << 20, 7))
         engine.submit([Request(content[:4096], file, write=True)]).result()
         transfers = [engine.submit([Request(content, file, write=True)]) for _ in range(4)]
         if sys.argv[3] == "Ctrl-C":

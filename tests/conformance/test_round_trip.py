@@ -204,7 +204,7 @@ def test_a_pool_buffer(engine: Engine):
         engine.submit([Request(buffer, file, write=True)]).result()
         buffer.tensor.fill_(float("nan"))
         engine.submit([Request(buffer, file)]).result()
-        assert equal(buffer.tensor, expected)
+        assert torch.equal(buffer.tensor, expected)
         buffer.release()
 
 
