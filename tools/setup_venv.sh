@@ -122,7 +122,17 @@ if ! new_enough "$venv/bin/python" || ! pip --version >/dev/null 2>&1; then
     make_venv
 fi
 install_torch
+# It needs torch to be installed, so it can't be built apart from it.
+install_deepspeed() {
+    say "installing DeepSpeed, to test its interface"
+    install setuptools wheel && install --no-build-isolation deepspeed ||
+        say "warning: could not install it: its tests will be skipped"
+}
+
 install_project "$@"
 case " $* " in
-*" test "*) install_cuda_packages ;;
+*" test "*)
+    install_cuda_packages
+    install_deepspeed
+    ;;
 esac
