@@ -111,7 +111,7 @@ class Copies:
 
 def _frozen(copy: torch.Tensor, block: Iterable[Spilled]) -> Spilled | None:
     """Return the frozen parameter of a block that a tensor was cast from, by its content."""
-    if not torch.is_autocast_enabled(copy.device.type) or copy.requires_grad:
+    if copy.requires_grad:
         return None
     for entry in block:
         parameter = entry.parameter

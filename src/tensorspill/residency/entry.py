@@ -9,7 +9,7 @@ import torch
 from tensorspill.engine.transfer import Transfer
 from tensorspill.pool.sizes import round_up
 
-__all__ = ["BUFFER_ALIGNMENT", "Spilled", "State", "cost"]
+__all__ = ["BUFFER_ALIGNMENT", "Spilled", "State", "cost", "is_plain"]
 
 #: Buffers of the pool begin and end on multiples of this.
 BUFFER_ALIGNMENT = 4096
@@ -18,6 +18,11 @@ BUFFER_ALIGNMENT = 4096
 def cost(parameter: torch.Tensor) -> int:
     """Return the bytes of the pool that a parameter takes while it is in memory."""
     return round_up(parameter.nbytes, BUFFER_ALIGNMENT)
+
+
+def is_plain(parameter: torch.Tensor) -> bool:
+    """Whether a parameter is contiguous, or a placeholder of one that is."""
+    return parameter.is_contiguous() or not any(parameter.stride())
 
 
 class State(enum.Enum):

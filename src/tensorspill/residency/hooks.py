@@ -142,6 +142,8 @@ class BlockHooks(Uncopyable):
             call = _Call(Visit(next(self._serials), block, block.entries))
             self._calls.append(call)
             phase = Phase.RECOMPUTE if in_backward() else Phase.FORWARD
+            if phase is Phase.RECOMPUTE:
+                self._backward.leave_others(block)
             self._schedule.acquire(block.entries, (phase, block))
             with HeldInterrupts():
                 call.held = True

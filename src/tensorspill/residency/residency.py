@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from tensorspill import timeline
 from tensorspill.errors import CapacityError, ClosedError, UnsupportedError
 from tensorspill.pool.sizes import parse_bytes, round_down
 from tensorspill.residency import guards, registry
-from tensorspill.residency.entry import BUFFER_ALIGNMENT, Spilled
+from tensorspill.residency.entry import BUFFER_ALIGNMENT, Spilled, is_plain
 from tensorspill.residency.gradients import SpilledGradients
 from tensorspill.residency.hooks import BlockHooks
 from tensorspill.residency.memory import ResidentMemory
@@ -281,6 +281,38 @@ class Residency:
         entry = self._entries.get(parameter)
         return entry is None or entry.pins > 0
 
+    @property
+    def entered(self) -> bool:
+        """Whether this thread is in the middle of something that a residency does."""
+        lock: Any = self._lock
+        return bool(lock._is_owned())
+
+    def name_of(self, parameter: torch.Tensor) -> str:
+        """Return the name of a spilled parameter in the model; that of others is "?"."""
+        entry = self._entries.get(parameter)
+        return "?" if entry is None else entry.name
+
+    def blocks(self) -> list[list[torch.Tensor]]:
+        """Return the spilled parameters of each block, shared ones in the first that has them."""
+        seen: set[Spilled] = set()
+        found: list[list[torch.Tensor]] = []
+        for block in self._blocks:
+            fresh = [entry for entry in block.entries if entry not in seen]
+            seen.update(fresh)
+            found.append([entry.parameter for entry in fresh])
+        return found
+
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a parameter's value in ordinary memory, or of any other tensor.
+
+        Raises
+        ------
+        CapacityError, SpillError
+            As `resident`.
+        """
+        with self._holding(self._known([tensor]), None, changing=False):
+            return tensor.detach().clone()
+
     def keep(self, parameters: Iterable[torch.Tensor]) -> None:
         """Bring parameters to memory and leave them there until `close`.
 
@@ -433,7 +465,7 @@ class Residency:
             return True
         ours = parameter.device == self._swapper.file.device
         ours = ours and parameter.dtype == (self._swapper.dtype or parameter.dtype)
-        return ours and parameter.is_contiguous() and self._swapper.swappable(parameter)
+        return ours and is_plain(parameter) and self._swapper.swappable(parameter)
 
     def _spillable(self, more: list[nn.Module]) -> dict[nn.Parameter, None]:
         blocks = [block.module for block in self._blocks if block.module is not None] + more

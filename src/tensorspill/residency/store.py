@@ -87,21 +87,23 @@ class ParameterStore:
     def adopt(self, entries: Sequence[Spilled]) -> None:
         """Write parameters that are in ordinary memory to the drive, and let go that memory.
 
+        Those that the swapper has on the drive already are taken over.
+
         Raises
         ------
         CapacityError, BrokenError
             They could not be written, and are as they were.
         """
-        if not entries:
-            return
-        parameters = [entry.parameter for entry in entries]
-        transfer = self._swapper.swap_out(parameters, wait=False, release=True)
-        try:
-            transfer.result()
-        except BaseException:
-            if transfer.exception() is None:  # a Ctrl-C came too late to stop it
-                self.give_up(entries)
-            raise
+        away = SwapStatus.NOT_AVAILABLE
+        parameters = [e.parameter for e in entries if self._swapper.status(e.parameter) is not away]
+        if parameters:
+            transfer = self._swapper.swap_out(parameters, wait=False, release=True)
+            try:
+                transfer.result()
+            except BaseException:
+                if transfer.exception() is None:  # a Ctrl-C came too late to stop it
+                    self.give_up(entries)
+                raise
         for entry in entries:
             entry.away = entry.parameter.data
 
@@ -281,7 +283,7 @@ class ParameterStore:
             return
         entry.state = State.HERE
         entry.version = entry.parameter._version
-        entry.memory = entry.parameter.data
+        entry.memory, entry.away = entry.parameter.data, None
         self._at[entry.address] = entry
         bisect.insort(self._starts, entry.address)
 

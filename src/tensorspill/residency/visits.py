@@ -43,12 +43,19 @@ class Block:
 class Visit:
     """One call of a block; `serial` grows from call to call.
 
-    `entries` are the parameters that its backward needs.
+    `entries` are the parameters that its backward needs, `node` is the one of autograd's that used
+    some of them last.
     """
 
     serial: int
     block: Block
     entries: list[Spilled]
+    node: Any = None
+
+
+def _running_node() -> Any:
+    """Return the node that autograd runs in this thread."""
+    return torch._C._current_autograd_node()
 
 
 def in_backward() -> bool:
@@ -102,6 +109,7 @@ class Backward:
 
     def hold(self, visit: Visit, entry: Spilled) -> None:
         """Hold one more parameter, of another block, for a visit that was entered."""
+        visit.node = _running_node()
         if entry not in visit.entries:
             self._acquire(Visit(visit.serial, visit.block, [entry]))
             visit.entries = [*visit.entries, entry]
@@ -128,6 +136,21 @@ class Backward:
             ]
         )
 
+    def leave_others(self, block: Block) -> None:
+        """Leave what is open beside `block`, which is about to be computed once more.
+
+        Nothing but the node that runs now still uses what was unpacked; backward enters a visit
+        anew if it isn't through with it.
+        """
+        current, node = torch._C._current_graph_task_id(), _running_node()
+        self._leave(
+            [
+                visit
+                for visit, begun in self._open.items()
+                if begun == current and visit.block is not block and visit.node is not node
+            ]
+        )
+
     def _watch_end(self) -> int:
         """Learn when the pass that is running ends; return its number."""
         current = torch._C._current_graph_task_id()
@@ -146,6 +169,7 @@ class Backward:
         with HeldInterrupts():
             for visit in visits:
                 del self._open[visit]
+                visit.node = None  # which refers to the visit in turn
                 self._unpin(visit.entries)
                 self._latest = None
         return bool(visits)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from tensorspill.engine.interrupts import HeldInterrupts
-from tensorspill.errors import ClosedError, UnsupportedError
+from tensorspill.errors import BusyError, ClosedError, UnsupportedError
 from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.buffer_pool import BufferPool
 from tensorspill.pool.reservation import Reservation
@@ -183,6 +183,30 @@ class SwapperCore:
             (entry.taken,) = self._buffers.take([entry])
             self._entries.keep([entry])
             return entry.view(entry.taken)
+
+    def rebudget(self, budget: int | str) -> None:
+        """Take another budget of memory, while none of it is in use.
+
+        Raises
+        ------
+        BusyError
+            A parameter is in the swapper's memory.
+        UnsupportedError
+            The pool is not the swapper's own.
+        BrokenError
+            There is no such memory. Nothing changed.
+        ClosedError
+        """
+        self._check_open()
+        if not self._own_pool:
+            raise UnsupportedError("The budget is that of a pool which isn't the swapper's own")
+        self._buffers.release_idle()
+        if self.pool.statistics().allocated:
+            raise BusyError("The swapper's memory is in use")
+        pool, old = BufferPool(budget, self.pool.device), self.pool
+        self.pool, self._buffers = pool, SwapBuffers(pool, keep=True)
+        self.budget = pool.capacity
+        old.close()
 
     def release(self, parameters: Iterable[Parameter]) -> None:
         """Give back the memory of parameters without writing them: they are NOT_AVAILABLE.
