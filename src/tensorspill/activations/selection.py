@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Span", "belongs_to_a_parameter", "span_of"]
+__all__ = ["Span", "belongs_to_a_parameter", "fills_its_memory", "span_of"]
 
 
 class Span(NamedTuple):
@@ -25,6 +25,16 @@ def span_of(tensor: torch.Tensor, device: torch.device) -> Span | None:
     size = tensor.element_size()
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return Span(int(tensor.storage_offset()) * size, (reach + 1) * size)
+
+
+def fills_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, or what it is a view of, is all that there is in its memory.
+
+    Else there may be others in it whose changes in place this one's version doesn't show, such as
+    the parts that a recurrent layer's gates are computed in.
+    """
+    whole = tensor if tensor._base is None else tensor._base
+    return whole.numel() * whole.element_size() == whole.untyped_storage().nbytes()
 
 
 def belongs_to_a_parameter(tensor: torch.Tensor) -> bool:

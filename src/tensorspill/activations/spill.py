@@ -12,7 +12,12 @@ from typing import Any, Self
 import torch
 
 from tensorspill import saved_tensors
-from tensorspill.activations.selection import Span, belongs_to_a_parameter, span_of
+from tensorspill.activations.selection import (
+    Span,
+    belongs_to_a_parameter,
+    fills_its_memory,
+    span_of,
+)
 from tensorspill.activations.statistics import ActivationStatistics
 from tensorspill.activations.stored import StoredRange, StoredTensor
 from tensorspill.activations.traffic import Traffic
@@ -145,14 +150,12 @@ class ActivationSpill:
         """Return the range that has a tensor's bytes, stored before or from now on."""
         storage = tensor.untyped_storage()
         watch = StorageWatch(storage)
-        known = self._sources.get(watch.key)
-        if known is not None and not known[0].gone:
-            for reference in known[1]:
-                one = reference()
-                if one is not None and one.holds(*span) and one.begin % tensor.element_size() == 0:
-                    return one
-        if 2 * span.nbytes >= storage.nbytes():  # what is left may be needed by other views
-            span = Span(0, storage.nbytes())
+        shareable = fills_its_memory(tensor)
+        if shareable:
+            if (known := self._find(watch, tensor, span)) is not None:
+                return known
+            if 2 * span.nbytes >= storage.nbytes():  # other views may need the rest
+                span = Span(0, storage.nbytes())
         one = StoredRange(
             next(self._serials),
             bytes_of(storage, *span),
@@ -163,8 +166,16 @@ class ActivationSpill:
         )
         self._traffic.write(one)
         self._counts["ranges"] += 1
-        self._remember(watch, one)
+        if shareable:
+            self._remember(watch, one)
         return one
+
+    def _find(self, watch: StorageWatch, tensor: torch.Tensor, span: Span) -> StoredRange | None:
+        known = self._sources.get(watch.key)
+        if known is None or known[0].gone:
+            return None
+        found = (reference() for reference in known[1])
+        return next((one for one in found if one is not None and one.holds(tensor, *span)), None)
 
     def _remember(self, watch: StorageWatch, one: StoredRange) -> None:
         known = self._sources.get(watch.key)

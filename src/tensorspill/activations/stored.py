@@ -89,10 +89,12 @@ class StoredRange:
         self.stored = self.used = False
         self._dropped = dropped
 
-    def holds(self, begin: int, nbytes: int) -> bool:
-        """Whether it has these bytes of the memory, as they are now."""
+    def holds(self, tensor: torch.Tensor, begin: int, nbytes: int) -> bool:
+        """Whether it has these bytes of the memory, which are a tensor's, as they are now."""
         inside = self.begin <= begin and begin + nbytes <= self.begin + self.nbytes
-        return inside and not self.version.changed
+        if not inside or begin % tensor.element_size() or self.begin % tensor.element_size():
+            return False
+        return self.version.saved == self.version.current == tensor._version
 
     def __del__(self) -> None:
         # Called anywhere, by the garbage collector too: only notes that the room is free.

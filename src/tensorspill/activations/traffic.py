@@ -68,11 +68,14 @@ class Traffic:
             0,
         )
         self._limit = writing_limit
-        self._writes: deque[tuple[weakref.ref[StoredRange], Transfer, int]] = deque()
+        self._writes: deque[tuple[str, weakref.ref[StoredRange], Transfer]] = deque()
         self._serials: list[int] = []
         self._ranges: dict[int, weakref.ref[StoredRange]] = {}
-        self._puts: dict[str, Transfer] = {}
+        #: Names that were put; no transfer once that has ended, since its error refers to frames.
+        self._puts: dict[str, Transfer | None] = {}
         self._error: BaseException | None = None
+        #: Of so many writes under way an error is no news: others have failed with them.
+        self._no_news = 0
 
     @property
     def live_bytes(self) -> int:
@@ -99,7 +102,7 @@ class Traffic:
             transfer = self.file.put({one.name: one.memory})
             self._watch(one, transfer, written=True)
             self._puts[one.name] = transfer
-            self._writes.append((weakref.ref(one), transfer, one.nbytes))
+            self._writes.append((one.name, weakref.ref(one), transfer))
             self._serials.append(one.serial)
             self._ranges[one.serial] = weakref.ref(one)
             self.writing_bytes += one.nbytes
@@ -107,7 +110,7 @@ class Traffic:
 
     def sweep(self) -> None:
         """Take note of writes that have ended, and give back the room of what is not needed."""
-        while self._writes and self._writes[0][1].done():
+        while self._writes and self._writes[0][2].done():
             self._conclude_first_write()
         for _ in range(len(self.dropped)):
             name, serial = self.dropped.popleft()
@@ -121,23 +124,28 @@ class Traffic:
         """Raise what made an earlier write fail, once."""
         error, self._error = self._error, None
         if error is not None:
+            self._no_news = len(self._writes)
             raise error
 
     def _make_way(self, nbytes: int) -> None:
         while self._writes and self.writing_bytes + nbytes > self._limit:
             with self._waiting():
-                self._writes[0][1].exception()
+                self._writes[0][2].exception()
             self._conclude_first_write()
 
     def _conclude_first_write(self) -> None:
         with HeldInterrupts():
-            reference, transfer, nbytes = self._writes.popleft()
+            name, reference, transfer = self._writes.popleft()
+            nbytes = transfer.nbytes
             self.writing_bytes -= nbytes
+            if name in self._puts:
+                self._puts[name] = None
             error, one = transfer.exception(0), reference()
             if error is None:
                 self.counts["bytes_out"] += nbytes
-            elif not isinstance(error, CancelledError):
+            elif not self._no_news and not isinstance(error, CancelledError):
                 self._error = self._error or error
+            self._no_news = max(0, self._no_news - 1)
             if one is not None and one.transfer is transfer:
                 one.transfer = None
                 one.stored = error is None
@@ -147,7 +155,7 @@ class Traffic:
 
     def _delete(self, name: str, serial: int) -> None:
         transfer = self._puts[name]
-        if not transfer.done():  # deleting it now would wait
+        if transfer is not None and not transfer.done():  # deleting it now would wait
             transfer.cancel()
             self.dropped.append((name, serial))
             return
@@ -168,6 +176,7 @@ class Traffic:
         self.sweep()
         if one.place is Place.GOING and one.transfer is not None:
             one.transfer.cancel()  # backward has caught up with it
+        ahead = one.place is Place.COMING
         if one.place is Place.AWAY:
             self.counts["on_demand"] += 1
             self._read(one, ahead=False)
@@ -176,17 +185,17 @@ class Traffic:
         else:
             self.counts["from_memory"] += 1
         self._look_ahead(one)
-        self._finish_reading(one)
+        error = self._finish_reading(one)
         one.used = True
-        memory = one.memory
-        if memory is None:  # a Ctrl-C has cancelled the read
-            return self.bring(one)
-        return memory
+        if error is not None and not ahead and not isinstance(error, CancelledError):
+            raise error
+        # What failed when it was read ahead, or was cancelled by a Ctrl-C, is read once more.
+        return self.bring(one) if one.memory is None else one.memory
 
-    def _finish_reading(self, one: StoredRange) -> None:
+    def _finish_reading(self, one: StoredRange) -> BaseException | None:
         transfer = one.transfer
         if one.place is not Place.COMING or transfer is None:
-            return
+            return None
         with self._waiting():
             error = transfer.exception()
         with HeldInterrupts():
@@ -196,8 +205,7 @@ class Traffic:
                 self.counts["bytes_in"] += one.nbytes
             else:
                 self._let_go(one)
-        if error is not None and not isinstance(error, CancelledError):
-            raise error
+        return error
 
     def _look_ahead(self, one: StoredRange) -> None:
         for index in range(bisect.bisect_left(self._serials, one.serial) - 1, -1, -1):
@@ -260,7 +268,7 @@ class Traffic:
         """Wait for all writes."""
         while self._writes:
             with self._waiting():
-                self._writes[0][1].exception()
+                self._writes[0][2].exception()
             self._conclude_first_write()
 
     def _alive(self) -> Iterator[StoredRange]:
