@@ -128,7 +128,7 @@ def driver(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("body", "said"),
-    [("for (;;) pause();", "hangs"), ("abort();", "signal 6"), ("_exit(7);", "status 7")],
+    [("for (;;) pause();", "hangs"), ("abort();", "signal 6")],
 )
 def test_a_driver_that_hangs_or_crashes(body, said, driver, tmp_path):
     driver(body)
