@@ -165,12 +165,15 @@ def _stage(
     objects = dumped(attempt)
     chunks = attempt.chunks()
     with attempt.together():
-        tensors = [chunk.tensor for chunk in chunks if isinstance(chunk.tensor, torch.Tensor)]
+        # Sources are read from the drive as they are written; they can't wait.
+        plain = [chunk for chunk in chunks if isinstance(chunk.tensor, torch.Tensor)]
+        sources = [chunk for chunk in chunks if not isinstance(chunk.tensor, torch.Tensor)]
+        tensors = [chunk.tensor for chunk in plain if isinstance(chunk.tensor, torch.Tensor)]
         snapshot = staging.snapshot(tensors)
     try:
-        pairs = list(zip(chunks, snapshot.copies, strict=True))
+        pairs = list(zip(plain, snapshot.copies, strict=True))
         copied = [Chunk(c.name, c.box, copy) for c, copy in pairs if copy is not None]
-        rest = [chunk for chunk, copy in pairs if copy is None]
+        rest = [chunk for chunk, copy in pairs if copy is None] + sources
         future.staged, future.remainder = snapshot.nbytes, sum(chunk.nbytes for chunk in rest)
         attempt.write(rest, (), file_name(attempt.rank, 1))
     except BaseException:

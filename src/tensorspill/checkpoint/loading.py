@@ -18,6 +18,7 @@ from tensorspill.checkpoint.files.manifest import MANIFEST, Manifest
 from tensorspill.checkpoint.files.reading import Reader, Want
 from tensorspill.checkpoint.objects import restore
 from tensorspill.checkpoint.saving import asked, wait_for_saves
+from tensorspill.checkpoint.stored import StoredStates
 from tensorspill.errors import MissingFileError, MissingNameError, UnsupportedError
 
 __all__ = ["LoadRecord", "checkpoint_in", "load"]
@@ -89,9 +90,11 @@ def load(
     wait_for_saves()
     path = checkpoint_in(folder)
     with Engines(path, backend) as engines, Reader(path, engine=engines) as reader:
-        top = asked(state)
         manifest = reader.manifest
-        for name, value in state.items():
+        streams = {n: v for n, v in state.items() if hasattr(v, "streaming_state_dict")}
+        kept = {name: value for name, value in state.items() if name not in streams}
+        top = asked(kept)
+        for name, value in kept.items():
             if isinstance(value, torch.optim.Optimizer):
                 _grow(value, name, top[name], manifest)
         flat, paths = flatten(top)
@@ -106,15 +109,18 @@ def load(
         record = reader.read(wants)
         for value, loaded in casts:
             value.copy_(loaded)
-    _put_back(state, top, paths, objects)
+        _put_back(state, top, paths, objects)
+        streamed = StoredStates(reader)
+        for name, stream in streams.items():
+            stream.load_state_dict(streamed.of(name))
     there = {*manifest.tensors, *manifest.objects}
     return LoadRecord(
         path,
         manifest.step,
-        record.bytes_needed,
-        record.bytes_read,
-        record.seconds,
-        tuple(sorted(there.difference(names))),
+        record.bytes_needed + streamed.bytes_needed,
+        record.bytes_read + streamed.bytes_read,
+        record.seconds + streamed.seconds,
+        tuple(sorted(there.difference(names, streamed.used))),
     )
 
 
@@ -216,7 +222,7 @@ def _put_back(
     objects: Mapping[str, Any],
 ) -> None:
     """Put objects where they belong, and give stateful objects their new state."""
-    stateful = [name for name, value in state.items() if top[name] is not value]
+    stateful = [name for name, value in top.items() if state[name] is not value]
     for name, value in objects.items():
         path = paths[name]
         if len(path) > 1:

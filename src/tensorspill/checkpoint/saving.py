@@ -91,8 +91,10 @@ def save(
 
     All ranks of the group call it. Dictionaries and lists may be nested in the state; objects with
     `state_dict` and `load_state_dict` at its top, such as modules and optimizers, are asked for
-    theirs. Names are those of torch.distributed.checkpoint (DCP), whose readers can be used as
-    well, see `tensorspill.checkpoint.Reader`.
+    theirs; those that have their state on a drive may offer a `streaming_state_dict` with `Source`s
+    in place of tensors, which are read piece by piece. Names are those of
+    torch.distributed.checkpoint (DCP), whose readers can be used as well, see
+    `tensorspill.checkpoint.Reader`.
 
     **What is cut among writers.** Only tensors that are known to be equal on several ranks are cut,
     by whole rows, if they are not small (`Limits.min_chunk`): DTensors along mesh dimensions on
@@ -246,7 +248,8 @@ def asked(state: Mapping[str, Any]) -> dict[str, Any]:
             with warnings.catch_warnings():
                 # Of FSDP1, whose own ways of saying what it returns are deprecated.
                 warnings.simplefilter("ignore", FutureWarning)
-                value = value.state_dict()
+                ask = getattr(value, "streaming_state_dict", value.state_dict)
+                value = ask()
         found[name] = value
     return found
 

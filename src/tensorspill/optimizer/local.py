@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
-__all__ = ["is_distributed", "local_part"]
+__all__ = ["is_distributed", "local_part", "shard_like"]
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
@@ -23,3 +24,14 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         shard: torch.Tensor = tensor.to_local()  # type: ignore[attr-defined]
     return shard
+
+
+def shard_like(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return this process's shard of a value that is whole, if `parameter` is sharded."""
+    if not is_distributed(parameter) or is_distributed(value) or value.shape != parameter.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    like: Any = parameter
+    # Every process has the whole value: nothing is sent.
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)

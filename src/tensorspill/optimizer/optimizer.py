@@ -277,6 +277,18 @@ class SpilledOptimizer(torch.optim.Optimizer):
         self._check_open()
         return super().state_dict()
 
+    def streaming_state_dict(self) -> dict[str, Any]:
+        """Return the state with a `StateSource` in place of each tensor that is on the drive.
+
+        `tensorspill.checkpoint` asks for it, and reads sources piece by piece.
+        """
+        found = self.state_dict()
+        state = {
+            key: value.sources() if isinstance(value, ParameterState) else value
+            for key, value in found["state"].items()
+        }
+        return {**found, "state": state}
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what `state_dict` of this or of the wrapped optimizer returned.
 

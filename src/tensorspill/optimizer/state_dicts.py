@@ -18,6 +18,7 @@ import torch
 
 from tensorspill.checkpoint.files.chunks import Source
 from tensorspill.errors import UnsupportedError
+from tensorspill.optimizer.local import is_distributed, shard_like
 from tensorspill.optimizer.states import StateTensor, StateTensors
 from tensorspill.optimizer.visits import visiting
 from tensorspill.optimizer.wrapped import Group
@@ -51,15 +52,14 @@ class StateSource(Source):
     dtype : torch.dtype
     shape : tuple of int
         Of the shard.
-    tensor : torch.Tensor
-        What it stands for: shape, and mesh and placements of a distributed one; its values may be
-        placeholders.
+    whole : torch.Tensor or None
+        The distributed tensor.
     """
 
     def __init__(self, tensors: StateTensors, state: StateTensor) -> None:
         self._tensors = tensors
         self._state = state
-        self.tensor = state.tensor
+        self.whole = state.tensor if is_distributed(state.tensor) else None
         self.dtype = state.entry.parameter.dtype
         self.shape = tuple(state.shaped(state.entry.parameter).shape)
         self._copy: torch.Tensor | None = None
@@ -274,7 +274,7 @@ def _cast(
         if key == MASTER and not wanted:
             continue
         if isinstance(value, torch.Tensor):
-            cast = policy(like, value, 0, settings, key)
+            cast = policy(like, shard_like(value, parameter), 0, settings, key)
             # Not the caller's own tensor, which would be a placeholder afterwards.
             value = cast.detach().clone() if cast is value else cast.detach()
         state[key] = value

@@ -36,7 +36,7 @@ from tensorspill.checkpoint.distributed.wire import (
     encode_written,
     from_rank,
 )
-from tensorspill.checkpoint.files.chunks import Box, Chunk, ObjectChunk
+from tensorspill.checkpoint.files.chunks import Box, Chunk, ObjectChunk, Source
 from tensorspill.checkpoint.files.commit import Pending, begin, latest
 from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.manifest import assemble
@@ -140,7 +140,7 @@ class Attempt:
         self._folder = ""
         self._step = 0
         self._written: list[Written] = []
-        self._values: dict[tuple[str, Box], torch.Tensor] = {}
+        self._values: dict[tuple[str, Box], torch.Tensor | Source] = {}
         self._objects: dict[str, Any] = {}
 
     @property
@@ -240,10 +240,13 @@ class Attempt:
         """Return the Python objects that this rank has to write."""
         return {name: self._objects[name] for name in self.plan.objects_of(self.rank)}
 
-    def _content(self, name: str, held: Box, box: Box) -> torch.Tensor:
+    def _content(self, name: str, held: Box, box: Box) -> torch.Tensor | Source:
         if not box.numel:
             return torch.empty(box.lengths, dtype=self.plan.tensors[name][0])
-        value = self._values[name, held].detach()
+        value = self._values[name, held]
+        if isinstance(value, Source):
+            return value if box == held else value.rows(box.relative_to(held))
+        value = value.detach()
         if box == held:
             return value
         return box.relative_to(held).of(value)

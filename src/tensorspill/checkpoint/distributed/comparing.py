@@ -9,7 +9,7 @@ import torch
 
 from tensorspill.checkpoint.distributed.group import Ranks
 from tensorspill.checkpoint.distributed.planning import Plan
-from tensorspill.checkpoint.files.chunks import Box
+from tensorspill.checkpoint.files.chunks import Box, Source
 from tensorspill.errors import UnsupportedError
 from tensorspill.pool.digest import digest
 
@@ -17,7 +17,10 @@ __all__ = ["compare_replicas"]
 
 
 def compare_replicas(
-    ranks: Ranks, plan: Plan, values: Mapping[tuple[str, Box], torch.Tensor], timeout: float
+    ranks: Ranks,
+    plan: Plan,
+    values: Mapping[tuple[str, Box], torch.Tensor | Source],
+    timeout: float,
 ) -> None:
     """Compare the digests of all replicas; a collective of the group.
 
@@ -32,7 +35,7 @@ def compare_replicas(
     mine = np.zeros(len(boxes), np.uint64)
     for number, (name, box, holders) in enumerate(boxes):
         if ranks.rank in holders:
-            mine[number] = digest(values[name, box].detach().contiguous().cpu())
+            mine[number] = digest(_tensor(values[name, box]).contiguous().cpu())
     every = [np.frombuffer(part, np.uint64) for part in ranks.gather(mine.tobytes(), timeout)]
     for number, (name, _, holders) in enumerate(boxes):
         first, other = holders[0], _differs([int(every[rank][number]) for rank in holders])
@@ -42,6 +45,14 @@ def compare_replicas(
                 f"and should be equal",
                 remedy="Give what differs by rank a name that differs by rank",
             )
+
+
+def _tensor(value: torch.Tensor | Source) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    filled = torch.empty(value.shape, dtype=value.dtype)
+    value.fill(0, filled.view(-1))
+    return filled
 
 
 def _differs(digests: Sequence[int]) -> int:

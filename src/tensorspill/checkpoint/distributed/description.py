@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tensorspill.checkpoint.distributed.nested import Path
-from tensorspill.checkpoint.files.chunks import Box
+from tensorspill.checkpoint.files.chunks import Box, Source
 from tensorspill.checkpoint.files.dtypes import name_of
 from tensorspill.errors import UnsupportedError
 
@@ -71,7 +71,7 @@ class Held:
     ----------
     parts : list of Part
     values : list
-        For each part its plain tensor of shape ``lengths``, or the object.
+        For each part its plain tensor or source of shape ``lengths``, or the object.
     paths : dict of str to tuple of str or int
         Where each name is in the nested state.
     """
@@ -103,7 +103,9 @@ def describe(
     held = Held(paths=dict(paths))
     boxes: dict[Any, Any] = {}
     for name, value in flat.items():
-        if not isinstance(value, torch.Tensor):
+        if isinstance(value, Source):
+            _source(held, name, value, boxes)
+        elif not isinstance(value, torch.Tensor):
             held.parts.append(Part(name, ""))
             held.values.append(value)
         elif type(value) in _PLAIN:
@@ -116,6 +118,21 @@ def describe(
         else:
             _other(held, name, value, claim_of, boxes)
     return held
+
+
+def _source(held: Held, name: str, value: Source, boxes: dict[Any, Any]) -> None:
+    shape = tuple(value.shape)
+    part = Part(name, name_of(value.dtype), shape, (0,) * len(shape), shape)
+    if value.whole is not None:
+        from tensorspill.checkpoint.distributed.dtensors import part_of
+
+        whole: Any = value.whole
+        found = part_of(name, whole, boxes)
+        if found is None:
+            return
+        part = found[0]._replace(dtype=part.dtype)
+    held.parts.append(part)
+    held.values.append(value)
 
 
 def _dtype(name: str, tensor: torch.Tensor) -> str:

@@ -75,14 +75,32 @@ class Source:
     ----------
     dtype : torch.dtype
     shape : tuple of int
+    whole : torch.Tensor or None
+        The distributed tensor that it is this process's part of; its values don't matter.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
+    whole: torch.Tensor | None = None
 
     def fill(self, start: int, out: torch.Tensor) -> None:
         """Put elements `start` and following, in row-major order, into 1-D `out`, all of it."""
         raise NotImplementedError
+
+    def rows(self, box: Box) -> Source:
+        """Return some rows of it, a box of it with all of every dimension but the first."""
+        return _Rows(self, box)
+
+
+class _Rows(Source):
+    def __init__(self, source: Source, box: Box) -> None:
+        self.dtype = source.dtype
+        self.shape = box.lengths
+        self._source = source
+        self._begin = box.offsets[0] * math.prod(box.lengths[1:])
+
+    def fill(self, start: int, out: torch.Tensor) -> None:
+        self._source.fill(self._begin + start, out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
