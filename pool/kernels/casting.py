@@ -67,10 +67,12 @@ def _matched(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
 Group = tuple[torch.device, tuple[str, str, str]] | None
 
 
-def _grouped(pairs: Sequence[Pair]) -> dict[Group, list[Pair]]:
+def _grouped(pairs: list[Pair]) -> dict[Group, list[Pair]]:
     """Return the pairs by what converts them: a kernel on a device, or None for torch."""
     groups: dict[Group, list[Pair]] = {}
     host = triton_launch.interpreted()
+    if not host and not any(target.is_cuda for _, target in pairs):
+        return {None: pairs} if pairs else {}
     for source, target in pairs:
         kind = triton_launch.KINDS.get((source.dtype, target.dtype))
         on_device = target.is_cuda or (host and target.is_cpu)
@@ -104,5 +106,8 @@ def _launch(
 
 def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
     """Let torch copy all, in one call that loops over them below Python."""
-    shaped = [source.reshape(target.shape) for source, target in zip(sources, targets, strict=True)]
+    shaped = [
+        source if source.shape == target.shape else source.reshape(target.shape)
+        for source, target in zip(sources, targets, strict=True)
+    ]
     torch._foreach_copy_(list(targets), shaped)
