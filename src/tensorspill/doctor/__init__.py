@@ -11,8 +11,8 @@ that have a time limit, and each layer is looked at by itself.
 `path_child`       what is tried in a folder
 `cuda_child`       what is asked of the CUDA driver
 `gds_child`        what GPUDirect Storage does between the folder and a GPU
-`gpus`, `direct`,  the layers: driver and GPUs; cuFile and what it needs; files and
-`storage`,         drives; limits of the operating system
+`gpus`, `direct`,  the layers: driver and GPUs; cuFile and what it needs; IOMMU and
+`bus`, `storage`,  ACS; files and drives; limits of the operating system
 `limits`
 `verdicts`         whether each backend would work
 =================  =========================================================
