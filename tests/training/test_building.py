@@ -263,8 +263,8 @@ def test_memory_stays_bounded(tmp_path):
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    # 160 MiB of parameters; a block of 4 MiB is there twice while it is loaded.
-    assert int(done.stdout) < 40 << 20
+    # Of 160 MiB. What is built, and what is resident after, may be there at a time.
+    assert int(done.stdout) < 64 << 20
 
 
 def test_a_model_that_is_offloaded_is_trained_after_loading(tmp_path):

@@ -23,6 +23,7 @@ from tensorspill.spill.file import Folder
 from tensorspill.swap.swapper import ParameterSwapper, SwapStatus
 from tensorspill.training.offloading import attach, divided
 from tensorspill.training.options import OffloadOptions, check_options
+from tensorspill.training.trim import trim
 from tensorspill.training.uses import UseMode
 
 __all__ = ["init"]
@@ -85,6 +86,7 @@ def init(
         swapper.rebudget(division.parameters)
         builder.bring_back(_outside(model, division.blocks, asked))
         attach(model, swapper, division, asked)
+        trim()
     except BaseException:
         swapper.close()
         raise
@@ -164,7 +166,8 @@ class _Builder:
                 with torch.no_grad():
                     meta = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
                 self._emptied[parameter] = meta
-            return self._emptied[parameter]
+            emptied: nn.Parameter = self._emptied[parameter]
+            return emptied
         self._note(parameter)
         return None
 
@@ -210,8 +213,10 @@ class _Builder:
             if _unshared(parameter):
                 leaving.append(parameter)
                 self._nbytes -= parameter.nbytes
-        if leaving:
-            self._swapper.swap_out(leaving)
+        if not leaving:
+            return
+        self._swapper.swap_out(leaving)
+        trim()
         for parameter in leaving:
             del self._here[parameter]
             self._away[parameter] = None
