@@ -7,7 +7,7 @@ import pytest
 
 from tensorspill.errors import ClosedError
 from tensorspill.pool import BufferPool
-from tensorspill.pool.cuda.registration import Registrations
+from tensorspill.pool.cuda.registration import Hold, Registrations
 from tests.pool.cuda.checks_driver import in_child
 from tests.standin.arrays import DeviceArray, on_device
 from tests.standin.control import cuda, cufile
@@ -25,6 +25,13 @@ def nothing_is_left():
     assert cuda().gauge("freed in use") == 0
 
 
+def held(table: Registrations, address: int, device: int, owner: object = None) -> Hold:
+    """Hold a registration that must be possible."""
+    hold = table.hold(address, device, owner)
+    assert hold is not None, table.statistics()
+    return hold
+
+
 def registered() -> int:
     return cufile().gauge("registered buffers")
 
@@ -32,8 +39,7 @@ def registered() -> int:
 def test_once_for_an_allocation():
     with Registrations(BUDGET) as table, BufferPool(8 * MIB, "cuda:0") as pool:
         buffers = [pool.allocate(1000) for _ in range(20)]
-        holds = [table.hold(buffer.address, 0, buffer) for buffer in buffers]
-        assert None not in holds
+        holds = [held(table, buffer.address, 0, buffer) for buffer in buffers]
         assert registered() == 1
         state = table.statistics()
         assert (state.allocations, state.held, state.registered) == (1, 1, 1)
@@ -43,7 +49,7 @@ def test_once_for_an_allocation():
             hold.release()
         assert registered() == 1, "our own memory stays registered for the next time"
         assert table.statistics().held == 0
-        with table.hold(buffers[0].address, 0) as again:
+        with held(table, buffers[0].address, 0) as again:
             assert again.nbytes >= 8 * MIB
         assert cufile().count("cuFileBufRegister") == 1
         cufile().reset_counts()
@@ -52,13 +58,13 @@ def test_once_for_an_allocation():
 def test_memory_of_others_only_as_long_as_it_is_held():
     with Registrations(BUDGET) as table:
         array = DeviceArray(MIB)
-        with table.hold(array.address + 100, 0, array):
+        with held(table, array.address + 100, 0, array):
             assert registered() == 1
-            with table.hold(array.address, 0, array):
+            with held(table, array.address, 0, array):
                 pass
             assert registered() == 1
         assert registered() == 0
-        hold = table.hold(array.address, 0, array)
+        hold = held(table, array.address, 0, array)
         del array, hold
         gc.collect()
         assert registered() == 0
@@ -69,19 +75,19 @@ def test_the_least_recently_used_makes_room():
     places = [pool.slab.address for pool in pools]
     with Registrations(3 * 9 * MIB) as table:
         for place in (places[0], places[1], places[2], places[0]):
-            with table.hold(place, 0):
+            with held(table, place, 0):
                 pass
         assert registered() == 3
-        with table.hold(places[3], 0):
+        with held(table, places[3], 0):
             pass
         assert registered() == 3
         assert table.statistics().evicted == 1
         # 1 was the least recently used; 0 and 2 are there still.
         before = table.statistics().registered
-        with table.hold(places[0], 0), table.hold(places[2], 0):
+        with held(table, places[0], 0), held(table, places[2], 0):
             assert table.statistics().registered == before
             # What is held is not evicted.
-            with table.hold(places[1], 0):
+            with held(table, places[1], 0):
                 assert table.hold(places[3], 0) is None
         state = table.statistics()
         assert state.nbytes <= state.budget
@@ -96,7 +102,7 @@ def test_deregistered_before_it_is_freed():
     with Registrations(BUDGET) as table:
         for _ in range(10):
             pool = BufferPool(MIB, "cuda:0")
-            table.hold(pool.slab.address, 0).release()
+            held(table, pool.slab.address, 0).release()
             assert registered() == 1
             pool.close()
             del pool
@@ -109,9 +115,9 @@ def test_no_leak_over_a_thousand_cycles():
         array = DeviceArray(MIB)
         before = cuda().gauge("bytes"), cuda().gauge("events"), cuda().gauge("streams")
         for _ in range(1000):
-            with pool.allocate(1000) as buffer, table.hold(buffer.address, 0, buffer):
+            with pool.allocate(1000) as buffer, held(table, buffer.address, 0, buffer):
                 pass
-            with table.hold(array.address, 0, array):
+            with held(table, array.address, 0, array):
                 pass
         assert registered() == 1
         after = cuda().gauge("bytes"), cuda().gauge("events"), cuda().gauge("streams")
@@ -133,10 +139,9 @@ def test_a_full_window_is_emptied_of_what_is_idle():
     with Registrations(BUDGET) as table:
         pools = [BufferPool(MIB, "cuda:0") for _ in range(3)]
         for pool in pools[:2]:
-            table.hold(pool.slab.address, 0).release()
+            held(table, pool.slab.address, 0).release()
         with cufile().failing("cuFileBufRegister=5036x2"):
-            hold = table.hold(pools[2].slab.address, 0)
-        assert hold is not None
+            hold = held(table, pools[2].slab.address, 0)
         hold.release()
         assert table.statistics().allocations == 1
         for pool in pools:
@@ -165,16 +170,16 @@ def test_not_gpu_memory():
 def test_several_users():
     one, other = Registrations(4 * MIB), Registrations(BUDGET)
     pool = BufferPool(8 * MIB, "cuda:0")
-    one.hold(pool.slab.address, 0).release()
+    held(one, pool.slab.address, 0).release()
     one.close()
     one.close()
     assert registered() == 1
     with pytest.raises(ClosedError):
-        one.hold(pool.slab.address, 0)
+        held(one, pool.slab.address, 0)
     other.close()
     assert registered() == 0
     dropped = Registrations(BUDGET)
-    dropped.hold(pool.slab.address, 0).release()
+    held(dropped, pool.slab.address, 0).release()
     del dropped
     gc.collect()
     assert registered() == 0
@@ -192,7 +197,7 @@ def test_from_many_threads():
                 for _ in range(50):
                     with BufferPool(MIB, "cuda:0") as pool:
                         buffer = pool.allocate(100)
-                        with table.hold(buffer.address, 0, buffer):
+                        with held(table, buffer.address, 0, buffer):
                             pass
                         del buffer
             except BaseException as error:
@@ -210,11 +215,11 @@ def test_from_many_threads():
 
 def test_a_forked_child():
     with Registrations(BUDGET) as table, BufferPool(MIB, "cuda:0") as pool:
-        hold = table.hold(pool.slab.address, 0)
+        hold = held(table, pool.slab.address, 0)
 
         def check() -> None:
             with pytest.raises(ClosedError):
-                table.hold(pool.slab.address, 0)
+                held(table, pool.slab.address, 0)
             hold.release()
             table.close()
             pool.close()
