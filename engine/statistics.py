@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from tensorspill.engine.latencies import Latencies
+
 __all__ = ["EngineStatistics", "PathStatistics", "TransferRecord"]
 
 
@@ -29,6 +31,8 @@ class PathStatistics:
         grows while `seconds` per operation may not.
     why : str
         Why these bytes took this path.
+    latencies : Latencies
+        Of the operations, as far as the engine times each.
     """
 
     nbytes: int = 0
@@ -37,6 +41,7 @@ class PathStatistics:
     seconds: float = 0.0
     slowest: float = 0.0
     why: str = ""
+    latencies: Latencies = field(default_factory=Latencies)
 
     def __add__(self, other: PathStatistics) -> PathStatistics:
         return PathStatistics(
@@ -46,6 +51,7 @@ class PathStatistics:
             self.seconds + other.seconds,
             max(self.slowest, other.slowest),
             self.why or other.why,
+            self.latencies + other.latencies,
         )
 
 

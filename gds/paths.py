@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tensorspill.engine.latencies import Latencies
 from tensorspill.engine.statistics import PathStatistics
 from tensorspill.gds.options import PAGE
 
@@ -86,6 +87,7 @@ def sums(
                 seconds=_busy(begun[rows], ended[rows]),
                 slowest=float((ended[rows] - begun[rows]).max()),
                 why=WHY[kind],
+                latencies=Latencies.of(ended[rows] - begun[rows]),
             )
     return found
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tensorspill.engine.batch import Batch
+from tensorspill.engine.latencies import Latencies
 from tensorspill.engine.ledger import Ledger
 from tensorspill.engine.statistics import PathStatistics
 from tensorspill.engine.transfer import Transfer
@@ -100,10 +101,12 @@ class Job:
         row["error"] = 0
         row["queued"] = 1
 
-    def leave(self, row: Any, moved: Table, busy: dict[Path, float]) -> None:
+    def leave(
+        self, row: Any, moved: Table, busy: dict[Path, float], latencies: dict[Path, Latencies]
+    ) -> None:
         """Read the outcome from the record and account it."""
         paths = [
-            (path, _path_statistics(path, moved[path], busy[path]))
+            (path, _path_statistics(path, moved[path], busy[path], latencies.get(path)))
             for path in Path
             if moved[path].any()
         ]
@@ -135,9 +138,19 @@ class Job:
         return bool(segments["write"][hit].any())
 
 
-def _path_statistics(path: Path, moved: Table, seconds: float) -> PathStatistics:
+def _path_statistics(
+    path: Path, moved: Table, seconds: float, latencies: Latencies | None
+) -> PathStatistics:
     nbytes, io_bytes, operations, slowest = (int(value) for value in moved)
-    return PathStatistics(nbytes, io_bytes, operations, seconds, slowest / 1e9, WHY[path])
+    return PathStatistics(
+        nbytes,
+        io_bytes,
+        operations,
+        seconds,
+        slowest / 1e9,
+        WHY[path],
+        latencies or Latencies(),
+    )
 
 
 def split(requests: Table, parts: int, block_bytes: int) -> list[Table]:

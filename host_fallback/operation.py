@@ -9,6 +9,7 @@ import numpy as np
 from numba import carray
 
 from tensorspill.engine.batch import REQUEST
+from tensorspill.engine.latencies import BUCKETS, FIRST_BITS, STEP_BITS
 from tensorspill.host_fallback import libc
 from tensorspill.host_fallback.layout import FILE
 from tensorspill.jit import compiled
@@ -44,6 +45,19 @@ def count(ring: Any, job: int, path: int, nbytes: int, io_bytes: int, elapsed: i
     moved[1] += io_bytes
     moved[2] += 1
     moved[3] = max(moved[3], elapsed)
+    ring.latency[path, _bucket(elapsed)] += 1
+
+
+@compiled
+def _bucket(elapsed: int) -> int:
+    """Return the bucket of `engine.latencies` for nanoseconds."""
+    octave = -1
+    while elapsed >> (octave + FIRST_BITS + 1):
+        octave += 1
+    if octave < 0:
+        return 0
+    step = (elapsed >> (octave + FIRST_BITS - STEP_BITS)) & ((1 << STEP_BITS) - 1)
+    return min(1 + (octave << STEP_BITS) + step, BUCKETS - 1)
 
 
 @compiled

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorspill.engine.latencies import BUCKETS
 from tensorspill.host_fallback.abi import EVENT, IOCB
 from tensorspill.host_fallback.layout import JOB, SLOT, Path
 
@@ -63,6 +64,8 @@ class Ring(NamedTuple):
     jobs : ndarray of `JOB`
     moved : ndarray of int64
         ``[job, path, (bytes, io bytes, operations, nanoseconds of the slowest)]``.
+    latency : ndarray of int64
+        ``[path, bucket]``: operations by how long they took, see `engine.latencies`.
     busy : ndarray of int64
         ``[path, (operations under way, since when, nanoseconds with any under way)]``.
     state : ndarray of int64
@@ -88,6 +91,7 @@ class Ring(NamedTuple):
     ended: Array
     jobs: Array
     moved: Array
+    latency: Array
     busy: Array
     state: Array
     inbox: Array
@@ -114,6 +118,7 @@ def new_ring(context: int, block_bytes: int, depth: int) -> Ring:
         ended=np.zeros(JOBS, "i8"),
         jobs=np.zeros(JOBS, JOB),
         moved=np.zeros((JOBS, len(Path), 4), "i8"),
+        latency=np.zeros((len(Path), BUCKETS), "i8"),
         busy=np.zeros((len(Path), 3), "i8"),
         state=state,
         inbox=np.zeros(1, "i8"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensorspill.engine.latencies import Latencies
 from tensorspill.engine.ledger import Ledger
 from tensorspill.errors import BrokenError
 from tensorspill.host_fallback.job import Job
@@ -160,7 +161,16 @@ class Worker:
         for number in ended:
             job = active.pop(number)
             numbers.append(number)
-            job.leave(ring.jobs[number], ring.moved[number], _take_busy(ring.busy))
+            times = _take_busy(ring.busy), _take_latencies(ring.latency)
+            job.leave(ring.jobs[number], ring.moved[number], *times)
+
+
+def _take_latencies(latency: np.ndarray[Any, Any]) -> dict[Path, Latencies]:
+    """Return the times of each path's operations since the last call, and reset them."""
+    taken = {path: Latencies(latency[path].copy()) for path in Path if latency[path].any()}
+    for path in taken:
+        latency[path] = 0
+    return taken
 
 
 def _take_busy(busy: np.ndarray[Any, Any]) -> dict[Path, float]:
