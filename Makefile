@@ -1,6 +1,7 @@
 # make demo    train a small model from the drive; sets up .venv first
 # make test    run the tests
 # make check   lint, format, types, layers
+# make gpu-check  measure on this machine's GPU, in four minutes
 # make venv    only set up .venv, with everything that the other targets need
 # make format  put the sources into the form that `make check` asks for
 # make clean   remove .venv and what was built
@@ -14,13 +15,16 @@ BIN := $(VENV)/bin
 # What decides about the content of .venv.
 RECIPE := setup.cfg pyproject.toml constraints.txt tools/setup_venv.sh
 
-.PHONY: demo test check format venv clean
+.PHONY: demo test check gpu-check format venv clean
 
 demo: $(VENV)/.core
 	$(BIN)/tensorspill demo $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
+
+gpu-check: $(VENV)/.test
+	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -1,0 +1,1 @@
+"""Pictures of measurements: the same functions for notebooks, the command line and reports."""
