@@ -19,6 +19,9 @@ FEEDERS = 4
 #: How many of them may wait for a stream while others look for parts that can begin.
 WAITING = FEEDERS - 2
 
+#: Seconds between looks at parts that wait for a stream.
+POLL = 0.002
+
 #: How far from the front parts are looked for.
 LOOK = 64
 
@@ -111,7 +114,8 @@ class Feeders:
                     return None
                 self._idle += 1
                 try:
-                    self._changed.wait()
+                    # An event tells nobody that it has come.
+                    self._changed.wait(POLL if self._parts else None)
                 finally:
                     self._idle -= 1
             part = self._parts.popleft()

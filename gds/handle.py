@@ -11,6 +11,8 @@ from tensorspill.gds.settings import opening_with
 __all__ = ["Handle"]
 
 _live: weakref.WeakSet[Handle] = weakref.WeakSet()
+#: Not empty once a handle was made.
+_used: set[bool] = set()
 
 
 class Handle:
@@ -46,6 +48,7 @@ class Handle:
         with opening_with(compat):
             self.file = kvikio.CuFile(f"/proc/self/fd/{fd}", "r+" if writable else "r")
         _live.add(self)
+        _used.add(True)
 
     @property
     def is_direct(self) -> bool:
@@ -58,10 +61,17 @@ class Handle:
             self.file.close()
 
 
-def _leak_in_child() -> None:
-    """Let a forked child never destroy a handle: cuFile's state is the parent's."""
-    for handle in list(_live):
+def _after_fork_in_child() -> None:
+    """Keep a forked child from calling cuFile, and from waiting for kvikio's threads at its end."""
+    handles = list(_live)
+    for handle in handles:
+        # Never destroyed: cuFile's state is the parent's.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle.file))
+    libc = ctypes.CDLL(None)
+    if _used and hasattr(libc, "on_exit"):
+        # What is registered last runs first, and gets the exit status: `_exit` leaves out the end
+        # of kvikio's pool of threads, which waits for ever for threads that are the parent's.
+        libc.on_exit(libc._exit, None)
 
 
-os.register_at_fork(after_in_child=_leak_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

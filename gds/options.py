@@ -37,7 +37,8 @@ class GdsOptions:
         ``KVIKIO_COMPAT_MODE``), always, or never.
     stream_ordered : {"auto", "yes", "no"}
         Whether a CUDA stream runs the operations, in order with the caller's: where cuFile can and
-        the caller's stream is busy, wherever cuFile can, or never.
+        the caller's stream or the default stream is busy, wherever cuFile can, or never. Without,
+        transfers wait for all work that is on the default stream, since kvikio does.
     threshold_bytes : int
         Smaller operations go through host memory; at least 8192, so that no two of them change the
         same page of a file behind each other's back.

@@ -19,6 +19,7 @@ from tensorspill.gds.failures import Failure, decode, short
 from tensorspill.gds.part import Part, View
 from tensorspill.gds.paths import Path
 from tensorspill.pool.cuda.contexts import current
+from tensorspill.pool.cuda.driver import status
 from tensorspill.pool.cuda.streams import Event, Stream
 
 __all__ = ["StreamedPart", "Streams"]
@@ -30,6 +31,9 @@ LONGEST = 256
 
 #: Streams of an engine; cuFile runs one operation of a stream at a time.
 STREAMS = 4
+
+#: Seconds after which a stream counts as busy; marks on an idle one take some microseconds to pass.
+GRACE = 50e-6
 
 #: Offset in the buffer, offset in the file and size do not change after the call.
 _FIXED = 1 | 2 | 4
@@ -155,7 +159,7 @@ class Streams:
         """
         if not self._possible or (path > Path.BOUNCE).any() or len(operations) > LONGEST:
             return None
-        if self._wanted == "auto" and (transfer.ready is None or transfer.ready.query()):
+        if self._wanted == "auto" and not self._would_wait(transfer):
             return None
         part = StreamedPart(operations, path, *rest)
         if any(file.host is not None or file.handle is None for file in part.files):
@@ -168,6 +172,19 @@ class Streams:
             self._possible = False
             self._note(f"no stream-ordered operations any more: {failure.text}")
         return part
+
+    def _would_wait(self, transfer: Transfer) -> bool:
+        """Whether kvikio's threads would have to wait for a stream: the caller's, or the default.
+
+        Before each operation kvikio waits for all that is on the default stream, whether or not
+        the operation has to do with it.
+        """
+        until = time.perf_counter() + GRACE
+        while transfer.ready is not None and not transfer.ready.query():
+            if time.perf_counter() > until:
+                return True
+        with current(self._device):
+            return status("cuStreamQuery", 0)[0] == "CUDA_ERROR_NOT_READY"
 
     def _all(self) -> list[Stream]:
         if not self._streams:
