@@ -101,10 +101,12 @@ class Pending:
         UnsupportedError
             A file of the manifest is missing or has another length, or `keep` is less than 1.
         ClosedError
-            It was committed or abandoned before.
+            It was committed or abandoned before, or belongs to the parent process.
         """
         if self.closed:
             raise ClosedError("The checkpoint was committed or abandoned", path=self.folder)
+        if self._root.forked:
+            raise ClosedError("The checkpoint belongs to the parent process", path=self.folder)
         _check_keep(keep)
         root, saving = self._root, self.name + SAVING
         known = root.checkpoints()
@@ -150,12 +152,12 @@ class Pending:
     def abandon(self) -> None:
         """Remove what was written and let go of the lock; a second time does no harm.
 
-        What can't be removed is left for the next `begin`.
+        What can't be removed is left for the next `begin`. In a forked child nothing is removed.
         """
         if self.closed:
             return
         try:
-            if not self.renamed and self._root.exists(self.name + SAVING):
+            if not (self.renamed or self._root.forked) and self._root.exists(self.name + SAVING):
                 self._root.remove(self.name + SAVING)
         except SpillError as error:
             log.warning("Left for the next save to remove: %s", error)

@@ -160,9 +160,8 @@ class Reader:
         SpillError
             As `read`.
         """
-        record = self.manifest.tensors.get(name)
         wants, done = [], 0
-        for box in element_boxes(record.shape if record else (), start, start + out.numel()):
+        for box in element_boxes(self._record(name).shape, start, start + out.numel()):
             wants.append(Want(name, box, out[done : done + box.numel].view(box.lengths)))
             done += box.numel
         return self.read(wants)
@@ -194,10 +193,14 @@ class Reader:
 
     # -- what a read consists of -----------------------------------------------------------------
 
-    def _checked(self, want: Want) -> TensorRecord:
-        record = self.manifest.tensors.get(want.name)
+    def _record(self, name: str) -> TensorRecord:
+        record = self.manifest.tensors.get(name)
         if record is None:
-            raise MissingNameError(f"No tensor {want.name!r} in the checkpoint", path=self.folder)
+            raise MissingNameError(f"No tensor {name!r} in the checkpoint", path=self.folder)
+        return record
+
+    def _checked(self, want: Want) -> TensorRecord:
+        record = self._record(want.name)
         out = want.destination
         if out.dtype is not record.dtype or tuple(out.shape) != want.box.lengths:
             raise UnsupportedError(

@@ -70,6 +70,11 @@ class Root:
             _make_folders(self.path)
         self.fd = open_folder(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that opened it."""
+        return os.getpid() != self._pid
+
     # -- the lock ------------------------------------------------------------------------------
 
     def lock(self) -> None:
@@ -108,7 +113,7 @@ class Root:
         lock, self._lock = self._lock, -1
         fd, self.fd = self.fd, -1
         if lock >= 0:
-            if os.getpid() == self._pid:
+            if not self.forked:
                 # Closing would not do: a forked child may have the same open file.
                 fcntl.flock(lock, fcntl.LOCK_UN)
             os.close(lock)
