@@ -115,20 +115,25 @@ def _memory_columns(
     """
     tensors = [request.buffer for request in requests]
     host = device.type == "cpu"
-    plain = host and _PLAIN.issuperset(map(type, tensors))
-    if plain and all(t.is_cpu and is_plain(t) for t in tensors):
-        return (
-            [t.data_ptr() for t in tensors],
-            [t.nbytes for t in tensors],
-            # Storages, not tensors: `parameter.data = other` must not free memory in flight.
-            [t.untyped_storage() for t in tensors],
-        )
     with nullcontext() if host else current(device.index):
-        rows = [_memory(request, device) for request in requests]
-        addresses, available = [row[0] for row in rows], [row[1] for row in rows]
+        if _PLAIN.issuperset(map(type, tensors)) and _all_plain(tensors, device):
+            addresses = [t.data_ptr() for t in tensors]
+            available = [t.nbytes for t in tensors]
+            # Storages, not tensors: `parameter.data = other` must not free memory in flight.
+            owners: list[Any] = [t.untyped_storage() for t in tensors]
+        else:
+            rows = [_memory(request, device) for request in requests]
+            addresses, available, owners = (list(column) for column in zip(*rows, strict=True))
         if not host:
             _check_allocations(requests, addresses, available, device.index)
-    return addresses, available, [row[2] for row in rows]
+    return addresses, available, owners
+
+
+def _all_plain(tensors: list[Any], device: torch.device) -> bool:
+    if device.type == "cpu":
+        return all(t.is_cpu and is_plain(t) for t in tensors)
+    index = device.index
+    return all(t.is_cuda and t.get_device() == index and is_plain(t) for t in tensors)
 
 
 def _check_allocations(
