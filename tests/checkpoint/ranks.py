@@ -1,6 +1,7 @@
 """Ranks as forked children of this process, which has torch loaded and kernels compiled.
 
-The store is this process's, as that of torchrun's agent is: it outlives every rank.
+The store is a process of its own, as torchrun's agent is: it outlives every rank. It is not this
+process, since forking beside a server's threads may copy a lock that one of them holds.
 """
 
 from __future__ import annotations
@@ -15,12 +16,35 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from tests.faults.child import Child, start_child
 
-__all__ = ["Job", "begin", "run"]
+__all__ = ["Job", "connect", "job", "run", "store_server", "wait_for", "written"]
 
 _SECONDS = 60
+
+
+@contextmanager
+def store_server() -> Iterator[tuple[int, Child]]:
+    """Run a store; yields its port and process."""
+    reading, writing = os.pipe()
+
+    def serve() -> None:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writing, str(store.port).encode())
+        while os.getppid() == parent:
+            time.sleep(0.2)
+
+    parent = os.getpid()
+    server = start_child(serve)
+    try:
+        port = int(os.read(reading, 20))
+        yield port, server
+    finally:
+        os.close(reading)
+        os.close(writing)
+        server.kill()
 
 
 class Job:
@@ -40,7 +64,10 @@ class Job:
         return [child.result(timeout) for child in self.children]
 
 
-def begin(size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 30) -> Job:
+@contextmanager
+def job(
+    size: int, function: Callable[..., Any], *arguments: Any, seconds: float = 30
+) -> Iterator[Job]:
     """Start `size` ranks that call ``function(rank, *arguments)`` in a gloo group.
 
     Parameters
@@ -48,30 +75,34 @@ def begin(size: int, function: Callable[..., Any], *arguments: Any, seconds: flo
     seconds : float
         The group's timeout.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    children = []
-    for rank in range(size):
+    with store_server() as (port, _):
+        children = []
+        for rank in range(size):
 
-        def work(rank: int = rank) -> Any:
-            with group(rank, size, store.port, seconds):
-                return function(rank, *arguments)
+            def work(rank: int = rank) -> Any:
+                with group(rank, size, port, seconds):
+                    return function(rank, *arguments)
 
-        children.append(start_child(work))
-    job = Job(children)
-    job.__dict__["store"] = store  # kept until the job is gone
-    return job
+            children.append(start_child(work))
+        yield Job(children)
 
 
 def run(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run ranks to their end; an error of any is raised here."""
-    return begin(size, function, *arguments).results()
+    with job(size, function, *arguments) as ranks:
+        return ranks.results()
+
+
+def connect(port: int) -> Any:
+    """Return a connection to a store."""
+    return TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
 
 
 @contextmanager
 def group(rank: int, size: int, port: int, seconds: float) -> Iterator[None]:
     """Initialise torch.distributed meanwhile."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    store = connect(port)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
     )

@@ -24,7 +24,7 @@ from tensorspill.checkpoint import dcp_planner
 from tensorspill.checkpoint.distributed.attempt import next_step, step_name
 from tensorspill.checkpoint.distributed.board import Board
 from tensorspill.checkpoint.distributed.group import ranks_of
-from tensorspill.checkpoint.distributed.nested import flatten, put
+from tensorspill.checkpoint.distributed.nested import flatten, rebuild
 from tensorspill.checkpoint.distributed.replication import Replicas, mark
 from tensorspill.checkpoint.distributed.wire import decode_written, encode_written, from_rank
 from tensorspill.checkpoint.files.chunks import Box, Chunk, ObjectChunk, Source
@@ -282,7 +282,7 @@ class Writer(StorageWriter):
             A tensor is of a kind that can't be copied into other memory.
         """
         self._free.wait()
-        flat, paths = flatten(state_dict)
+        flat, _ = flatten(state_dict)
         if self._replicas is None:
             self._replicas = Replicas((), ranks_of(self._process_group, self._timeout).ranks)
         self._replicas.look(everywhere=True)
@@ -302,16 +302,17 @@ class Writer(StorageWriter):
                 free=held,
                 remedy="Give a larger budget, or use tensorspill.checkpoint.async_save",
             )
-        staged: dict[str, Any] = {}
-        for (name, tensor), kept in zip(tensors.items(), snapshot.copies, strict=True):
-            if kept is not None:
-                put(staged, paths[name], self._like(name, tensor, kept))
+        staged = {
+            name: self._like(name, tensor, kept)
+            for (name, tensor), kept in zip(tensors.items(), snapshot.copies, strict=True)
+            if kept is not None
+        }
         for name, value in flat.items():
             if name not in tensors:
-                put(staged, paths[name], copy.deepcopy(value))
+                staged[name] = copy.deepcopy(value)
         self._snapshot = snapshot
         self._free.clear()
-        return staged
+        return rebuild(state_dict, staged)
 
     def _like(self, name: str, tensor: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         """Return a copy's memory as a tensor like the one that was copied."""

@@ -66,7 +66,7 @@ class Board:
         self._error: SpillError | None = None
         self._committing = False
         self._said: set[str] = set()
-        self._left = False
+        self._left = self._forgotten = False
         # The coordinator watches all, the others watch the coordinator.
         watched = range(size) if rank == 0 else (0,)
         self._seen = {r: (b"", time.monotonic()) for r in watched if r != rank}
@@ -190,7 +190,8 @@ class Board:
             else:
                 left = [f"left/{rank}" for rank in others]
                 patience = min(self.timeout, _FAREWELL)
-                if self._line.ask(lambda s: read_all(s, left), anyway=True, patience=patience):
+                gone = self._line.ask(lambda s: read_all(s, left), anyway=True, patience=patience)
+                if gone is not None:
                     self._line.ask(self._forget, anyway=True)
         except SpillError:
             logger.warning("The store was lost after the end of a save")
@@ -222,6 +223,7 @@ class Board:
     # -- in the line's thread ------------------------------------------------------------------
 
     def _forget(self, store: Store) -> bool:
+        self._forgotten = True
         for name in self._said:
             store.delete_key(name)
         ends = [f"{topic}/{rank}" for topic in ("beat", "left") for rank in range(self.size)]
@@ -230,6 +232,8 @@ class Board:
         return True
 
     def _tick(self, store: Store) -> None:
+        if self._forgotten:
+            return
         with self._lock:
             if not self._working:
                 self._progress += 1

@@ -15,7 +15,7 @@ import torch
 
 from tensorspill.errors import UnsupportedError
 
-__all__ = ["Path", "flatten", "put"]
+__all__ = ["Path", "flatten", "put", "rebuild"]
 
 Path = tuple[str | int, ...]
 
@@ -61,6 +61,22 @@ def _is_entered(value: Any) -> bool:
     )
 
 
+def rebuild(state: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same nested state with other values, by the names that `flatten` gives."""
+    found: dict[str, Any] = _rebuilt(state, "", values)
+    return found
+
+
+def _rebuilt(value: Any, prefix: str, values: Mapping[str, Any]) -> Any:
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
+    made = []
+    for key, item in pairs:
+        name = f"{prefix}{key}"
+        inside = not isinstance(item, torch.Tensor) and _is_entered(item)
+        made.append((key, _rebuilt(item, f"{name}.", values) if inside else values[name]))
+    return dict(made) if isinstance(value, Mapping) else [item for _, item in made]
+
+
 def put(state: MutableMapping[Any, Any], path: Path, value: Any) -> None:
     """Put a value where a path leads, making dictionaries and lists that are missing.
 
@@ -89,5 +105,6 @@ def _key(container: Any, part: str | int) -> Any:
     for key in container:
         if str(key) == part:
             return key
-    numbers = part.isdecimal() and all(isinstance(key, int) for key in container)
-    return int(part) if numbers else part
+    if not all(isinstance(key, int) for key in container):
+        return part
+    return int(part) if part.isdecimal() and str(int(part)) == part else part

@@ -200,7 +200,7 @@ def make_plan(
     single = np.zeros(len(parts), np.int64)
     for (name, box), found in holders.items():
         dtype, shape = tensors[name]
-        replicas = _replicas(name, found, ranks, live)
+        replicas = _replicas(name, box.numel > 0, found, ranks, live)
         if len(replicas) == 1:
             whole = box if box.numel else Box.whole(shape)
             alone[replicas[0]].append(Write(name, box, whole))
@@ -281,12 +281,16 @@ def _live(placement: Placement, limits: Limits) -> list[bool]:
 
 
 def _replicas(
-    name: str, found: Mapping[int, Claim | None], ranks: Sequence[int], live: Sequence[bool]
+    name: str,
+    nonempty: bool,
+    found: Mapping[int, Claim | None],
+    ranks: Sequence[int],
+    live: Sequence[bool],
 ) -> tuple[int, ...]:
     """Return who may write a box: all that hold what the first one holds, or the first one."""
     first = _lowest(name, found, live)
     claim = found[first]
-    if claim is None:
+    if claim is None or not nonempty:
         return (first,)
     return tuple(
         rank
