@@ -8,7 +8,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
-from tensorspill.residency import Residency
+from tensorspill.timeline import Recording
 
 __all__ = ["Display"]
 
@@ -33,7 +33,7 @@ class Display:
         )
         self._memory = self._progress.add_task("in memory", total=steps, state="")
         self._drive = self._progress.add_task("from drive", total=steps, state="", start=False)
-        self._residency: Residency | None = None
+        self._recorded: Recording | None = None
 
     def memory_step(self, number: int, loss: float) -> None:
         """Show a step of the training in memory."""
@@ -44,16 +44,16 @@ class Display:
         self._progress.update(self._memory, total=steps)
         self._progress.update(self._drive, total=steps, state="measuring the drive")
 
-    def spilling(self, residency: Residency) -> None:
-        """Show the transfers of a residency from now on."""
-        self._residency = residency
+    def spilling(self, recorded: Recording) -> None:
+        """Show the transfers of a recording from now on."""
+        self._recorded = recorded
         self._progress.start_task(self._drive)
 
     def drive_step(self, number: int, loss: float) -> None:
         """Show a step of the training from the drive."""
         state = f"loss {loss:.3f}"
-        if self._residency is not None and self._progress.console.width >= _WIDE:
-            moved = self._residency.statistics()
+        if self._recorded is not None and self._progress.console.width >= _WIDE:
+            moved = self._recorded.steps[-1]
             state += f"  {moved.gbps:.2f} GB/s  {moved.hidden_pct:.0f} % hidden"
         self._progress.update(self._drive, completed=number, state=state)
 

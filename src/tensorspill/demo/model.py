@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -73,11 +72,9 @@ class GPT(nn.Module):
     ----------
     shape : Shape
         How large.
-    built : callable, optional
-        Called with the model and each block as soon as it exists, before the next is made.
     """
 
-    def __init__(self, shape: Shape, built: Callable[[GPT, Block], None] | None = None) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.bytes = nn.Embedding(_VALUES_OF_A_BYTE, shape.width)
         self.places = nn.Embedding(shape.context, shape.width)
@@ -85,16 +82,14 @@ class GPT(nn.Module):
         with torch.no_grad():
             self.bytes.weight *= 0.02
             self.places.weight *= 0.02
-        self.blocks = nn.ModuleList()
-        for _ in range(shape.layers):
-            block = Block(shape)
-            self.blocks.append(block)
-            if built is not None:
-                built(self, block)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.head = nn.Linear(shape.width, _VALUES_OF_A_BYTE, bias=False)
+        self.head.weight = self.bytes.weight
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Return the logits of each next byte; `text` is (batch, context) of int64."""
-        x = self.bytes(text) + self.places.weight[: text.shape[1]]
+        x = self.bytes(text) + self.places(torch.arange(text.shape[1]))
         for block in self.blocks:
             x = block(x)
-        return functional.linear(self.last(x), self.bytes.weight)
+        logits: torch.Tensor = self.head(self.last(x))
+        return logits

@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorspill import __version__
 from tensorspill.demo.place import Mount
-from tensorspill.demo.spilled import SpilledRun
+from tensorspill.demo.spilled import Needs, SpilledRun
 from tensorspill.demo.training import Recipe, Run
 
 __all__ = ["Report"]
@@ -24,8 +24,10 @@ class Report:
         What was trained.
     text : str
         On what.
-    model_bytes, budget_bytes : int
-        Bytes of all parameters, and how many of them may be in memory.
+    needs : Needs
+        Bytes of parameters and optimizer states.
+    budget_bytes : int
+        How many of them, and of gradients, may be in memory.
     folder : Path
         Where the spill file was.
     mount : Mount
@@ -42,7 +44,7 @@ class Report:
 
     recipe: Recipe
     text: str
-    model_bytes: int
+    needs: Needs
     budget_bytes: int
     folder: Path
     mount: Mount
@@ -63,8 +65,8 @@ class Report:
 
     @property
     def within_budget(self) -> bool:
-        """Whether parameters never took more memory than they may."""
-        return self.spilled.statistics.peak_bytes <= self.budget_bytes
+        """Whether parameters, gradients and states never took more memory than they may."""
+        return self.spilled.peak_bytes <= self.budget_bytes
 
     @property
     def holds(self) -> bool:
@@ -74,8 +76,8 @@ class Report:
     @property
     def drive_gbps(self) -> float:
         """What the drive gives for the same mix of reads and writes, in GB/s."""
-        moved = self.spilled.statistics
-        return self.spilled.drive.of_mix(moved.bytes_in, moved.bytes_out) / 1e9
+        moved = self.spilled.moved
+        return self.spilled.drive.of_mix(moved.bytes_read, moved.bytes_written) / 1e9
 
     @property
     def slowdown(self) -> float:
@@ -84,7 +86,7 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as one JSON object; bytes and seconds unless the name says GB/s."""
-        moved = self.spilled.statistics
+        moved = self.spilled.moved
         return {
             "version": __version__,
             "losses_equal": self.losses_equal,
@@ -94,20 +96,21 @@ class Report:
             "losses": list(self.spilled.run.losses),
             "losses_in_memory": list(self.memory.losses),
             "steps": self.recipe.steps,
-            "model_bytes": self.model_bytes,
+            "model_bytes": self.needs.model,
+            "optimizer_bytes": self.needs.states,
             "budget_bytes": self.budget_bytes,
-            "peak_bytes": moved.peak_bytes,
-            "spilled_bytes": moved.spilled_bytes,
-            "bytes_read": moved.bytes_in,
-            "bytes_written": moved.bytes_out,
-            "bytes_by_path": dict(self.spilled.bytes_by_path),
+            "peak_bytes": self.spilled.peak_bytes,
+            "spilled_bytes": self.spilled.spilled_bytes,
+            "bytes_read": moved.bytes_read,
+            "bytes_written": moved.bytes_written,
+            "bytes_by_path": dict(moved.by_path),
             "gbps": moved.gbps,
             "drive_gbps": self.drive_gbps,
             "drive_read_gbps": self.spilled.drive.read / 1e9,
             "drive_write_gbps": self.spilled.drive.write / 1e9,
             "hidden_pct": moved.hidden_pct,
-            "transfer_seconds": moved.transfer_seconds,
-            "stalled_seconds": moved.stalled_seconds,
+            "transfer_seconds": moved.transfer,
+            "stalled_seconds": moved.stall,
             "step_seconds": self.spilled.run.seconds / self.recipe.steps,
             "step_seconds_in_memory": self.memory.seconds / self.recipe.steps,
             "folder": str(self.folder.parent),

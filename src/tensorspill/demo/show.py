@@ -16,7 +16,7 @@ from tensorspill.demo.corpus import Corpus, read_corpus
 from tensorspill.demo.display import Display
 from tensorspill.demo.place import find_mount, temporary_folder
 from tensorspill.demo.report import Report
-from tensorspill.demo.spilled import check_budget, measure_footprint, train_spilled
+from tensorspill.demo.spilled import divide_budget, measure_needs, train_spilled
 from tensorspill.demo.summary import introduction, summary
 from tensorspill.demo.training import Recipe, train_in_memory
 from tensorspill.pool.sizes import parse_bytes
@@ -24,12 +24,13 @@ from tensorspill.pool.sizes import parse_bytes
 __all__ = ["show"]
 
 _TEXT_BYTES = 4 << 20
-_PART_IN_MEMORY = 4
+#: Parameters and optimizer states together are so many times the budget.
+_TIMES_BUDGET = 5
 
-_STEPS = 40
+_STEPS = 24
 #: Seconds for the training in memory, unless a number of steps is asked for. On a slow or busy
 #: machine both trainings are shorter.
-_LIMIT = 35.0
+_LIMIT = 18.0
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -39,15 +40,15 @@ def show(arguments: argparse.Namespace) -> int:
     )
     recipe = Recipe(steps=arguments.steps or _STEPS)
     limit = _LIMIT if arguments.steps is None else math.inf
-    model_bytes = measure_footprint(recipe).total_bytes
-    budget = model_bytes // _PART_IN_MEMORY
+    needs = measure_needs(recipe)
+    budget = needs.total // _TIMES_BUDGET
     if arguments.budget is not None:
         budget = parse_bytes(arguments.budget)
-    check_budget(recipe, budget)
+    divide_budget(recipe, budget)  # refuses one that is too small
     corpus = read_corpus(arguments.text, _TEXT_BYTES)
     with temporary_folder(arguments.folder) as folder:
         mount = find_mount(folder)
-        console.print(introduction(recipe, corpus, model_bytes, budget, folder.parent, mount))
+        console.print(introduction(recipe, corpus, needs, budget, folder.parent, mount))
         report = _compare(console, recipe, limit, corpus, folder, budget)
     if arguments.json:
         print(json.dumps(report.as_json()))
@@ -75,7 +76,7 @@ def _compare(
     return Report(
         recipe=recipe,
         text=corpus.name,
-        model_bytes=measure_footprint(recipe).total_bytes,
+        needs=measure_needs(recipe),
         budget_bytes=budget,
         folder=folder,
         mount=find_mount(folder),

@@ -1,28 +1,84 @@
-"""The same training with the parameters on the drive."""
+"""The same training with parameters, gradients and optimizer states on the drive."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from tensorspill import timeline
 from tensorspill.demo.corpus import Corpus
 from tensorspill.demo.drive import DriveRate, measure
 from tensorspill.demo.model import GPT
 from tensorspill.demo.training import Recipe, Run, Stepped, digest, train
 from tensorspill.errors import CapacityError
+from tensorspill.optimizer import SpilledOptimizer, clip_grad_norm_
 from tensorspill.pool.sizes import round_down
-from tensorspill.residency import Footprint, Residency, ResidencyStatistics, footprint
-from tensorspill.residency.entry import BUFFER_ALIGNMENT
-from tensorspill.swap.swapper import ParameterSwapper
+from tensorspill.timeline import Recording, StepRecord
+from tensorspill.training import Offloaded, init, offloaded, smallest_budget
 
-__all__ = ["SpilledRun", "check_budget", "measure_footprint", "train_spilled"]
+__all__ = ["Budget", "Needs", "SpilledRun", "divide_budget", "measure_needs", "train_spilled"]
 
 #: Smaller parameters (biases, norms) stay in memory: all of them together are half a per cent.
 _SMALLEST_SPILLED = 64 << 10
+#: AdamW's.
+_STATES = 2
+#: A parameter's states in memory while those of the one before are written.
+_PORTIONS = 2
+#: Of the budget, for optimizer states.
+_PART_FOR_STATES = 0.4
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes of what is trained.
+
+    Attributes
+    ----------
+    model, states : int
+        Of all parameters, and of the optimizer's states for them.
+    resident, optimizer : int
+        The smallest budgets for parameters and gradients, and for states.
+    """
+
+    model: int
+    states: int
+    resident: int
+    optimizer: int
+
+    @property
+    def total(self) -> int:
+        """Parameters and states."""
+        return self.model + self.states
+
+    @property
+    def smallest(self) -> int:
+        """The smallest budget for everything."""
+        return self.resident + self.optimizer + self.outside_states
+
+    @property
+    def outside_states(self) -> int:
+        """States that are too small to be spilled, at most."""
+        return self.states // 100
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget, divided.
+
+    Attributes
+    ----------
+    resident : int
+        Bytes for parameters and gradients.
+    optimizer : int
+        Bytes for states.
+    """
+
+    resident: int
+    optimizer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +93,52 @@ class SpilledRun:
         Digest of all parameters at the end.
     drive : DriveRate
         Measured just before.
-    statistics : ResidencyStatistics
-        Of the training alone; `peak_bytes` counts from the making of the model.
-    bytes_by_path : mapping of str to int
-        Bytes moved in the training, by the path they took.
+    moved : StepRecord
+        All steps as one: compute, transfers, stalls, and the bytes by the path they took.
+    peak_bytes : int
+        Of parameters, gradients and states in memory: the most of each, added up.
+    spilled_bytes : int
+        Parameters and states on the drive.
     """
 
     run: Run
     weights: str
     drive: DriveRate
-    statistics: ResidencyStatistics
-    bytes_by_path: Mapping[str, int]
+    moved: StepRecord
+    peak_bytes: int
+    spilled_bytes: int
 
 
-def measure_footprint(recipe: Recipe) -> Footprint:
+def measure_needs(recipe: Recipe) -> Needs:
     """Return the sizes of the recipe's model without making it."""
     with torch.device("meta"):
         model = GPT(recipe.shape)
-    return footprint(model, model.blocks, lambda p: p.nbytes >= _SMALLEST_SPILLED)
+    largest = max(parameter.nbytes for parameter in model.parameters())
+    nbytes = sum(parameter.nbytes for parameter in model.parameters())
+    resident = smallest_budget(model, gradients="spilled", min_bytes=_SMALLEST_SPILLED)
+    return Needs(nbytes, _STATES * nbytes, resident, _PORTIONS * _STATES * largest)
 
 
-def check_budget(recipe: Recipe, budget: int) -> None:
-    """Refuse a budget that is too small.
+def divide_budget(recipe: Recipe, nbytes: int) -> Budget:
+    """Divide a budget.
 
     Raises
     ------
     CapacityError
-        Says the smallest that works.
+        It is too small; says the smallest that works.
     """
-    sizes = measure_footprint(recipe)
-    if budget < sizes.smallest_budget:
+    needs = measure_needs(recipe)
+    if nbytes < needs.smallest:
         raise CapacityError(
-            f"A budget of {budget} bytes is too small for the largest block",
-            remedy=f"The smallest that works is {sizes.smallest_budget} bytes; "
-            f"{sizes.prefetch_budget} bytes do to fetch ahead as well",
+            f"A budget of {nbytes} bytes is too small for the largest block and its optimizer",
+            asked=needs.smallest,
+            free=nbytes,
+            remedy=f"The smallest that works is {needs.smallest} bytes",
         )
+    nbytes -= needs.outside_states
+    wanted = max(needs.optimizer, int(_PART_FOR_STATES * nbytes))
+    optimizer = round_down(min(wanted, nbytes - needs.resident), _PAGE)
+    return Budget(nbytes - optimizer, optimizer)
 
 
 def train_spilled(
@@ -80,20 +147,20 @@ def train_spilled(
     folder: Path,
     budget: int,
     stepped: Stepped,
-    watch: Callable[[Residency], None],
+    watch: Callable[[Recording], None],
 ) -> SpilledRun:
-    """Train with at most `budget` bytes of parameters in memory at a time.
+    """Train with at most `budget` bytes of parameters, gradients and states in memory at a time.
 
     Parameters
     ----------
     recipe, corpus, stepped
         As for the training in memory.
     folder : Path
-        For the spill file.
+        For the spill files.
     budget : int
-        Bytes, for the parameters that stay in memory and the pool together.
+        Bytes.
     watch : callable
-        Told of the residency before the first step.
+        Told of the recording before the first step.
 
     Raises
     ------
@@ -102,36 +169,35 @@ def train_spilled(
     SpillError
         The drive failed.
     """
-    check_budget(recipe, budget)
-    pool_bytes = budget - measure_footprint(recipe).outside_bytes
-    pool_bytes = round_down(pool_bytes, BUFFER_ALIGNMENT)
-    with ParameterSwapper(
-        folder, dtype=torch.float32, budget=pool_bytes, min_bytes=_SMALLEST_SPILLED
-    ) as swapper:
-        drive = measure(swapper.file)
-        residencies: list[Residency] = []
+    parts = divide_budget(recipe, budget)
+    torch.manual_seed(recipe.seed)
+    with init(folder, parts.resident, gradients="spilled", min_bytes=_SMALLEST_SPILLED):
+        model = GPT(recipe.shape)  # never in memory as a whole
 
-        def built(model: GPT, block: torch.nn.Module) -> None:
-            # Each block goes to the drive before the next is made: the model is never in memory.
-            if not residencies:
-                residencies.append(Residency(model, (), swapper))
-            residencies[0].add(block)
-
-        torch.manual_seed(recipe.seed)
-        model = GPT(recipe.shape, built)
-        with residencies[0] as residency:
-            watch(residency)
-            before = _bytes_by_path(swapper)
-            run = train(model, recipe, corpus, stepped, residency.updating)
-            residency.flush()
-            statistics = residency.statistics()
-            moved = _bytes_by_path(swapper) - before
-            weights = digest(model, residency.resident)
-    return SpilledRun(run, weights, drive, statistics, dict(moved))
+    with offloaded(model) as handle, timeline.recording() as recorded:
+        drive = measure(handle.swapper.file)
+        watch(recorded)
+        with SpilledOptimizer(
+            torch.optim.AdamW,
+            model.parameters(),
+            folder=folder,
+            budget=parts.optimizer,
+            min_bytes=_SMALLEST_SPILLED,
+            **recipe.optimizer,
+        ) as optimizer:
+            run = train(model, optimizer, recipe, corpus, stepped, clip_grad_norm_, recorded.step)
+            with recorded.step():
+                handle.flush()
+                optimizer.flush()
+            peak, spilled = _account(handle, optimizer)
+            weights = digest(model, handle.state())
+    return SpilledRun(run, weights, drive, recorded.timeline().total(), peak, spilled)
 
 
-def _bytes_by_path(swapper: ParameterSwapper) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for engine in swapper.file.statistics().engines:
-        total.update({path: moved.nbytes for path, moved in engine.by_path.items()})
-    return total
+def _account(handle: Offloaded, optimizer: SpilledOptimizer) -> tuple[int, int]:
+    """Return the most bytes that were in memory, and the bytes that live on the drive."""
+    parameters, states = handle.statistics(), optimizer.statistics()
+    gradients = handle.residency.gradients
+    pool = 0 if gradients is None else gradients.pool.statistics().peak_allocated
+    peak = parameters.peak_bytes + pool + states.peak_bytes + states.memory_bytes
+    return peak, parameters.spilled_bytes + states.state_bytes

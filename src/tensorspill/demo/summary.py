@@ -14,6 +14,7 @@ from rich.text import Text
 from tensorspill.demo.corpus import Corpus
 from tensorspill.demo.place import Mount
 from tensorspill.demo.report import Report
+from tensorspill.demo.spilled import Needs
 from tensorspill.demo.training import Recipe
 from tensorspill.pool.sizes import format_bytes
 
@@ -24,17 +25,17 @@ _MOST_BARS = 24
 
 
 def introduction(
-    recipe: Recipe, corpus: Corpus, model_bytes: int, budget: int, folder: Path, mount: Mount
+    recipe: Recipe, corpus: Corpus, needs: Needs, budget: int, folder: Path, mount: Mount
 ) -> RenderableType:
     """Return what will be done; `folder` is where the spill file will be."""
     shape = recipe.shape
     where = "memory, not a drive" if mount.in_memory else mount.source
     rows = {
-        "model": f"byte-level GPT, {shape.layers} blocks, {model_bytes / 4e6:.1f} M parameters, "
-        f"{format_bytes(model_bytes)}",
+        "model": f"byte-level GPT, {shape.layers} blocks, {needs.model / 4e6:.1f} M parameters, "
+        f"{format_bytes(needs.model)}, and AdamW's states, {format_bytes(needs.states)}",
         "text": f"{corpus.name}, {format_bytes(corpus.text.numel())}",
-        "budget": f"{format_bytes(budget)} of parameters in memory at a time, "
-        f"{100 * budget / model_bytes:.0f} % of the model",
+        "budget": f"{format_bytes(budget)} of parameters, gradients and states in memory at a "
+        f"time; model and states are {needs.total / budget:.1f} times that",
         "folder": f"{folder} ({mount.kind} on {where})",
     }
     title = Text("tensorspill demo", style="bold")
@@ -64,7 +65,7 @@ def _pairs(rows: dict[str, str]) -> RenderableType:
 
 def _both_runs(report: Report, bars: bool) -> RenderableType:
     memory, drive = report.memory, report.spilled.run
-    steps, peak = report.recipe.steps, report.spilled.statistics.peak_bytes
+    steps, peak = report.recipe.steps, report.spilled.peak_bytes
     table = Table(box=SIMPLE_HEAD, pad_edge=True)
     table.add_column("", style="dim")
     table.add_column("in memory", justify="right", overflow="fold")
@@ -73,7 +74,8 @@ def _both_runs(report: Report, bars: bool) -> RenderableType:
         table.add_row("loss, by step", _curve(memory.losses), _curve(drive.losses))
     table.add_row("first loss", repr(memory.losses[0]), repr(drive.losses[0]))
     table.add_row("last loss", repr(memory.losses[-1]), repr(drive.losses[-1]))
-    table.add_row("parameter memory", format_bytes(report.model_bytes), format_bytes(peak))
+    everything = report.needs.total + report.needs.model
+    table.add_row("memory", format_bytes(everything), format_bytes(peak))
     table.add_row(
         "time for a step",
         f"{memory.seconds / steps:.3f} s",
@@ -83,22 +85,21 @@ def _both_runs(report: Report, bars: bool) -> RenderableType:
 
 
 def _about_the_drive(report: Report) -> dict[str, str]:
-    moved, drive = report.spilled.statistics, report.spilled.drive
+    moved, drive = report.spilled.moved, report.spilled.drive
     paths = ", ".join(
         f"{format_bytes(nbytes)} {path}"
-        for path, nbytes in sorted(report.spilled.bytes_by_path.items(), key=lambda item: -item[1])
+        for path, nbytes in sorted(moved.by_path.items(), key=lambda item: -item[1])
     )
     return {
-        "moved": f"{format_bytes(moved.bytes_in)} read and {format_bytes(moved.bytes_out)} "
+        "moved": f"{format_bytes(moved.bytes_read)} read and {format_bytes(moved.bytes_written)} "
         f"written: {paths}",
         "rate": f"{moved.gbps:.2f} GB/s, {100 * moved.gbps / report.drive_gbps:.0f} % of what the "
         f"drive gives for this mix with large tensors (read {drive.read / 1e9:.2f}, write "
         f"{drive.write / 1e9:.2f} GB/s)",
         "hidden": f"{moved.hidden_pct:.1f} % of the transfers' time passed behind compute; a step "
         f"takes {report.slowdown:.2f} times as long as in memory",
-        "memory": f"at most {format_bytes(moved.peak_bytes)} of parameters, the budget is "
-        f"{format_bytes(report.budget_bytes)}; gradients and optimizer states are in memory in "
-        "both runs",
+        "memory": f"at most {format_bytes(report.spilled.peak_bytes)} of parameters, gradients "
+        f"and optimizer states, the budget is {format_bytes(report.budget_bytes)}",
     }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,18 +17,13 @@ from torch.nn import functional
 from tensorspill.demo.corpus import Corpus
 from tensorspill.demo.model import GPT, Shape
 
-__all__ = ["Recipe", "Run", "Stepped", "Visit", "digest", "train", "train_in_memory"]
+__all__ = ["Recipe", "Run", "Stepped", "digest", "train", "train_in_memory"]
 
 #: Called after each step with its number, from 1, and its loss.
 Stepped = Callable[[int, float], None]
 
-#: Makes the context in which the parameters of a module can be used.
-Visit = Callable[[nn.Module], AbstractContextManager[None]]
-
-
-def in_memory(_: nn.Module) -> AbstractContextManager[None]:
-    """Return the context of a module whose parameters can be used at any time."""
-    return nullcontext()
+#: Scales the gradients of parameters down to a norm.
+Clip = Callable[[Iterable[torch.Tensor], float], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +47,17 @@ class Recipe:
     """
 
     shape: Shape = field(default_factory=Shape)
-    steps: int = 40
+    steps: int = 24
     batch: int = 8
     rate: float = 1e-3
     warm_up: int = 8
     norm: float = 1.0
     seed: int = 0
+
+    @property
+    def optimizer(self) -> dict[str, Any]:
+        """Settings of AdamW."""
+        return {"lr": self.rate, "betas": (0.9, 0.95), "fused": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,79 +79,65 @@ class Run:
 def train_in_memory(
     recipe: Recipe, corpus: Corpus, stepped: Stepped, limit: float = math.inf
 ) -> tuple[Run, str]:
-    """Train with all parameters in memory; return the run and the digest of the parameters."""
+    """Train with everything in memory; return the run and the digest of the parameters."""
     torch.manual_seed(recipe.seed)
     model = GPT(recipe.shape)
-    return train(model, recipe, corpus, stepped, limit=limit), digest(model)
+    optimizer = torch.optim.AdamW(model.parameters(), **recipe.optimizer)
+    run = train(model, optimizer, recipe, corpus, stepped, limit=limit)
+    return run, digest(model, model.state_dict())
 
 
 def train(
     model: GPT,
+    optimizer: torch.optim.Optimizer,
     recipe: Recipe,
     corpus: Corpus,
     stepped: Stepped,
-    updating: Visit = in_memory,
+    clip: Clip = nn.utils.clip_grad_norm_,
+    step: Callable[[], AbstractContextManager[None]] = nullcontext,
     limit: float = math.inf,
 ) -> Run:
-    """Train a model, updating one block after the other.
+    """Train a model.
 
     Parameters
     ----------
     model : GPT
         Freshly made with the recipe's seed.
+    optimizer : torch.optim.Optimizer
+        Of its parameters.
     recipe, corpus, stepped
         What to do, with what, and whom to tell.
-    updating : callable
-        Makes the context in which a module's parameters can be changed.
+    clip : callable
+        Scales gradients down to a norm.
+    step : callable
+        Makes the context of each step.
     limit : float
         Seconds after which no further step is begun.
     """
-    parts = _parts(model)
-    optimizers = [_optimizer(part) for part in parts]
     batches = corpus.batches(recipe.steps, recipe.batch, recipe.shape.context, recipe.seed)
     losses: list[float] = []
     begun = time.perf_counter()
     for inputs, targets in batches:
-        logits = model(inputs)
-        loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), recipe.norm)
-        rate = recipe.rate * min(1.0, (len(losses) + 1) / recipe.warm_up)
-        _update(parts, optimizers, rate, updating)
-        losses.append(loss.item())
+        with step():
+            logits = model(inputs)
+            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            torch.autograd.backward(loss)
+            clip(model.parameters(), recipe.norm)
+            optimizer.param_groups[0]["lr"] = recipe.rate * min(
+                1.0, (len(losses) + 1) / recipe.warm_up
+            )
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
         stepped(len(losses), losses[-1])
         if time.perf_counter() - begun > limit:
             break
     return Run(tuple(losses), time.perf_counter() - begun)
 
 
-def digest(model: GPT, reading: Visit = in_memory) -> str:
-    """Return a digest of all parameters; `reading` makes the context to read a module's."""
+def digest(model: GPT, state: Mapping[str, torch.Tensor]) -> str:
+    """Return a digest of all parameters; `state` has their values, also one by one."""
     total = hashlib.blake2b(digest_size=16)
-    for part in _parts(model):
-        with reading(part):
-            for parameter in part.parameters():
-                total.update(parameter.detach().view(-1).numpy().data)
+    for name, _ in model.named_parameters():
+        total.update(state[name].view(-1).numpy().data)
     return total.hexdigest()
-
-
-def _parts(model: GPT) -> list[nn.Module]:
-    """Return the modules that are updated one after the other."""
-    return [*model.blocks, model.bytes, model.places, model.last]
-
-
-def _optimizer(part: nn.Module) -> torch.optim.AdamW:
-    return torch.optim.AdamW(part.parameters(), betas=(0.9, 0.95), fused=True)
-
-
-def _update(
-    parts: Sequence[nn.Module],
-    optimizers: Sequence[torch.optim.AdamW],
-    rate: float,
-    updating: Visit,
-) -> None:
-    for part, optimizer in zip(parts, optimizers, strict=True):
-        optimizer.param_groups[0]["lr"] = rate
-        with updating(part):
-            optimizer.step()
-        optimizer.zero_grad()

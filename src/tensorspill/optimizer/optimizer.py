@@ -101,6 +101,9 @@ class SpilledOptimizer(torch.optim.Optimizer):
     ... )
     """
 
+    #: Parameters may be on the drive when it is stepped (see `residency.guards`).
+    brings_parameters = True
+
     def __init__(
         self,
         cls: type[torch.optim.Optimizer],

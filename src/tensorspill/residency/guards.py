@@ -59,6 +59,8 @@ def watch_optimizers() -> None:
 
 
 def _check_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if getattr(optimizer, "brings_parameters", False):
+        return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is None:

@@ -1,6 +1,7 @@
 """Models larger than memory: `offload` and `init`."""
 
 from tensorspill.training.blocks import find_blocks
+from tensorspill.training.budget import smallest_budget
 from tensorspill.training.building import init
 from tensorspill.training.handle import Offloaded, SpilledState, offloaded
 from tensorspill.training.loading import load_safetensors
@@ -14,4 +15,5 @@ __all__ = [
     "load_safetensors",
     "offload",
     "offloaded",
+    "smallest_budget",
 ]

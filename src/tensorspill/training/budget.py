@@ -13,9 +13,9 @@ from tensorspill.residency import footprint
 from tensorspill.residency.entry import BUFFER_ALIGNMENT, cost
 from tensorspill.residency.statistics import spillable
 from tensorspill.training.blocks import find_blocks
-from tensorspill.training.options import Swappable
+from tensorspill.training.options import Swappable, check_options
 
-__all__ = ["Division", "divide"]
+__all__ = ["Division", "divide", "smallest_budget"]
 
 #: A block should leave room for another one, so that it can be read meanwhile.
 _BLOCKS_IN_BUDGET = 2
@@ -81,6 +81,26 @@ def divide(
         )
     roomy = [candidate for candidate in fitting if candidate.leaves_room(resident)]
     return (roomy or fitting)[0].division(resident)
+
+
+def smallest_budget(
+    model: nn.Module,
+    *,
+    blocks: Sequence[nn.Module] | None = None,
+    gradients: str = "memory",
+    min_bytes: int | str = "64KiB",
+) -> int:
+    """Return the smallest `resident` with which a model can be offloaded; see `offload`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        May be on the meta device.
+    """
+    options = check_options("", 0, blocks=blocks, gradients=gradients, min_bytes=min_bytes)
+    ways = [list(blocks)] if blocks is not None else _found(model, options.swappable)
+    spilling = options.gradients == "spilled"
+    return min(_Candidate(model, way, options.swappable, spilling).smallest for way in ways)
 
 
 class _Candidate:
