@@ -46,9 +46,11 @@ def usable(engine) -> bool:
 @pytest.mark.parametrize("code", OPENING)
 def test_a_file_that_cufile_refuses(tmp_path: Path, code):
     with gds(tmp_path) as engine:
-        with cufile().failing(f"cuFileHandleRegister={code}"):
-            with pytest.raises(BrokenError) as caught:
-                engine.open("x", "w", size=SIZE)
+        with (
+            cufile().failing(f"cuFileHandleRegister={code}"),
+            pytest.raises(BrokenError) as caught,
+        ):
+            engine.open("x", "w", size=SIZE)
         error = pickle.loads(pickle.dumps(caught.value))
         assert error.cufile_code == code
         assert error.remedy == BY_CODE[code].remedy
@@ -124,9 +126,11 @@ def test_the_drive_is_full(tmp_path: Path):
     """The host path would find it full as well, so that nothing falls back."""
     for host in (None, host_path(tmp_path)):
         with gds(tmp_path, host) as engine, engine.open("x", "w", size=SIZE) as file:
-            with cufile().failing(f"cuFileWrite=errno:{errno.ENOSPC}"):
-                with pytest.raises(NoSpaceError) as caught:
-                    write(engine, file, fresh(SIZE)[0])
+            with (
+                cufile().failing(f"cuFileWrite=errno:{errno.ENOSPC}"),
+                pytest.raises(NoSpaceError) as caught,
+            ):
+                write(engine, file, fresh(SIZE)[0])
             assert caught.value.errno == errno.ENOSPC
             assert engine.statistics().fallbacks == 0
             assert usable(engine)
@@ -134,9 +138,11 @@ def test_the_drive_is_full(tmp_path: Path):
 
 def test_a_drive_that_can_not_write(tmp_path: Path):
     with gds(tmp_path, host_path(tmp_path)) as engine, engine.open("x", "w", size=SIZE) as file:
-        with cufile().failing(f"cuFileWrite=errno:{errno.EIO}"):
-            with pytest.raises(BrokenError) as caught:
-                write(engine, file, fresh(SIZE)[0])
+        with (
+            cufile().failing(f"cuFileWrite=errno:{errno.EIO}"),
+            pytest.raises(BrokenError) as caught,
+        ):
+            write(engine, file, fresh(SIZE)[0])
         assert caught.value.errno == errno.EIO
         assert engine.statistics().fallbacks == 0
 
@@ -145,9 +151,12 @@ def test_a_read_whose_errno_kvikio_loses(tmp_path: Path):
     """It decodes -1 as errno 1; the host path finds out what it was."""
     (tmp_path / "x").write_bytes(content(SIZE).tobytes())
     with cufile().failing(f"cuFileRead=errno:{errno.EIO}"):
-        with gds(tmp_path) as engine, engine.open("x") as file:
-            with pytest.raises(BrokenError) as caught:
-                read(engine, file, SIZE)
+        with (
+            gds(tmp_path) as engine,
+            engine.open("x") as file,
+            pytest.raises(BrokenError) as caught,
+        ):
+            read(engine, file, SIZE)
         assert not isinstance(caught.value, PermissionError)
         assert "does not pass on" in str(caught.value)
         with gds(tmp_path, host_path(tmp_path)) as engine, engine.open("x") as file:
@@ -203,9 +212,11 @@ def test_memory_is_used_until_the_last_operation_has_ended(tmp_path: Path):
     with gds(tmp_path, block_bytes=256 << 10, threads=4) as engine, engine.open("x") as file:
         for _ in range(5):
             array = poisoned(4 << 20)
-            with cufile().failing("cuFileRead=5030x1,cuFileRead=delay:2000"):
-                with pytest.raises(SpillError):
-                    engine.submit([Request(array, file)]).result()
+            with (
+                cufile().failing("cuFileRead=5030x1,cuFileRead=delay:2000"),
+                pytest.raises(SpillError),
+            ):
+                engine.submit([Request(array, file)]).result()
             after = array.load()
             # The stand-in counts what is freed in use; what comes later would change the bytes.
             assert np.array_equal(array.load(), after)
@@ -216,11 +227,14 @@ def test_memory_is_used_until_the_last_operation_has_ended(tmp_path: Path):
 def test_memory_that_can_not_be_registered(tmp_path: Path, code):
     """Transfers go through cuFile's own buffers then."""
     array, data = fresh(1 << 20)
-    with cufile().failing(f"cuFileBufRegister={code}"):
-        with gds(tmp_path) as engine, engine.open("x", "w", size=1 << 20) as file:
-            write(engine, file, array)
-            assert set(engine.statistics().by_path) == {"bounce"}
-            assert np.array_equal(read(engine, file, 1 << 20), data)
+    with (
+        cufile().failing(f"cuFileBufRegister={code}"),
+        gds(tmp_path) as engine,
+        engine.open("x", "w", size=1 << 20) as file,
+    ):
+        write(engine, file, array)
+        assert set(engine.statistics().by_path) == {"bounce"}
+        assert np.array_equal(read(engine, file, 1 << 20), data)
 
 
 def test_the_end_of_the_file_comes_before_everything(tmp_path: Path):

@@ -10,6 +10,7 @@ import threading
 import weakref
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import pytest
 from tensorspill.engine import Engine, Request
 from tensorspill.errors import ClosedError, MissingFileError, UnsupportedError
 from tensorspill.gds.failures import Failure
+from tensorspill.gds.file import GdsFile
 from tensorspill.pool.cuda.streams import Stream
 from tests.gds.inside.conftest import LANE
 from tests.gds.inside.moving import fresh, gds, host_path, poisoned, read, write
@@ -112,11 +114,13 @@ def test_descriptors_and_threads_are_given_back(tmp_path: Path):
         return len(os.listdir("/proc/self/fd")), len(names)
 
     def use() -> None:
-        with gds(tmp_path, host_path(tmp_path)) as engine:
-            with engine.open("x", "w", size=SIZE) as file:
-                write(engine, file, fresh(SIZE)[0])
-                file.fall_back(Failure("a test"))
-                write(engine, file, fresh(SIZE)[0])
+        with (
+            gds(tmp_path, host_path(tmp_path)) as engine,
+            engine.open("x", "w", size=SIZE) as file,
+        ):
+            write(engine, file, fresh(SIZE)[0])
+            cast(GdsFile, file).fall_back(Failure("a test"))
+            write(engine, file, fresh(SIZE)[0])
 
     use()
     before = held()

@@ -29,15 +29,18 @@ def copy(target: DeviceArray, source: DeviceArray, stream: Stream) -> None:
 def test_a_write_waits_for_what_fills_the_memory(tmp_path: Path, stream_ordered):
     source, data = fresh(SIZE)
     target = poisoned(SIZE)
-    with Stream(0) as stream, gds(tmp_path, stream_ordered=stream_ordered) as engine:
-        with engine.open("x", "w", size=SIZE) as file:
-            with cuda().holding(stream.handle):
-                copy(target, source, stream)
-                transfer = engine.submit([Request(target, file, write=True)], stream=stream)
-                with pytest.raises(TimeoutError):
-                    transfer.result(0.05)
-            transfer.result(60)
-            assert np.array_equal(np.fromfile(tmp_path / "x", "u1"), data)
+    with (
+        Stream(0) as stream,
+        gds(tmp_path, stream_ordered=stream_ordered) as engine,
+        engine.open("x", "w", size=SIZE) as file,
+    ):
+        with cuda().holding(stream.handle):
+            copy(target, source, stream)
+            transfer = engine.submit([Request(target, file, write=True)], stream=stream)
+            with pytest.raises(TimeoutError):
+                transfer.result(0.05)
+        transfer.result(60)
+        assert np.array_equal(np.fromfile(tmp_path / "x", "u1"), data)
 
 
 @pytest.mark.parametrize("stream_ordered", ["no", "yes"])
@@ -45,14 +48,17 @@ def test_a_stream_waits_for_a_read(tmp_path: Path, stream_ordered):
     data = content(SIZE)
     (tmp_path / "x").write_bytes(data.tobytes())
     target, after = poisoned(SIZE), DeviceArray(SIZE)
-    with Stream(0) as stream, gds(tmp_path, stream_ordered=stream_ordered) as engine:
-        with engine.open("x") as file:
-            transfer = engine.submit([Request(target, file)], stream=stream)
-            transfer.wait_on(stream)
-            copy(after, target, stream)
-            stream.synchronize()
-            assert np.array_equal(after.load(), data)
-            transfer.result(60)
+    with (
+        Stream(0) as stream,
+        gds(tmp_path, stream_ordered=stream_ordered) as engine,
+        engine.open("x") as file,
+    ):
+        transfer = engine.submit([Request(target, file)], stream=stream)
+        transfer.wait_on(stream)
+        copy(after, target, stream)
+        stream.synchronize()
+        assert np.array_equal(after.load(), data)
+        transfer.result(60)
     assert holds(target, data)
 
 
@@ -95,37 +101,45 @@ def test_work_on_the_default_stream_does_not_hold_up_others(tmp_path: Path):
     """kvikio waits for the default stream before each operation; streams of ours do not."""
     source, _ = fresh(SIZE)
     spare = DeviceArray(SIZE)
-    with Stream(0) as stream, gds(tmp_path) as engine:
-        with engine.open("x", "w", size=SIZE) as file, cuda().holding(0):
-            call("cuMemcpyDtoDAsync", spare.address, source.address, SIZE, 0)
-            engine.submit([Request(source, file, write=True)], stream=stream).result(60)
+    with (
+        Stream(0) as stream,
+        gds(tmp_path) as engine,
+        engine.open("x", "w", size=SIZE) as file,
+        cuda().holding(0),
+    ):
+        call("cuMemcpyDtoDAsync", spare.address, source.address, SIZE, 0)
+        engine.submit([Request(source, file, write=True)], stream=stream).result(60)
 
 
 @pytest.mark.cufile
 def test_unaligned_writes_do_not_go_on_streams(tmp_path: Path):
     source, _ = fresh(SIZE - 100)
-    with gds(tmp_path, stream_ordered="yes") as engine:
-        with engine.open("x", "w", size=SIZE) as file:
-            before = streamed(engine)
-            write(engine, file, source, 50)
-            assert streamed(engine) == before
-            read(engine, file, SIZE - 100, 50)
-            assert streamed(engine) == before + 1
+    with (
+        gds(tmp_path, stream_ordered="yes") as engine,
+        engine.open("x", "w", size=SIZE) as file,
+    ):
+        before = streamed(engine)
+        write(engine, file, source, 50)
+        assert streamed(engine) == before
+        read(engine, file, SIZE - 100, 50)
+        assert streamed(engine) == before + 1
 
 
 @pytest.mark.cufile
 def test_a_library_that_refuses_streams(tmp_path: Path):
     """5038 in the middle: the rest is done without, and it is not tried again."""
     source, data = fresh(SIZE)
-    with gds(tmp_path, stream_ordered="yes", block_bytes=128 << 10) as engine:
-        with engine.open("x", "w", size=SIZE) as file:
-            with cufile().failing("cuFileWriteAsync=5038@3"):
-                assert engine.submit([Request(source, file, write=True)]).result().nbytes == SIZE
-            assert np.array_equal(np.fromfile(tmp_path / "x", "u1"), data)
-            before = streamed(engine)
-            assert np.array_equal(read(engine, file, SIZE), data)
-            assert streamed(engine) == before
-            assert any("5038" in note for note in engine.statistics().notes)
+    with (
+        gds(tmp_path, stream_ordered="yes", block_bytes=128 << 10) as engine,
+        engine.open("x", "w", size=SIZE) as file,
+    ):
+        with cufile().failing("cuFileWriteAsync=5038@3"):
+            assert engine.submit([Request(source, file, write=True)]).result().nbytes == SIZE
+        assert np.array_equal(np.fromfile(tmp_path / "x", "u1"), data)
+        before = streamed(engine)
+        assert np.array_equal(read(engine, file, SIZE), data)
+        assert streamed(engine) == before
+        assert any("5038" in note for note in engine.statistics().notes)
 
 
 @pytest.mark.cufile
@@ -134,31 +148,39 @@ def test_a_failure_on_a_stream_is_raised(tmp_path: Path, rule):
     """Another stream may have gone on with what was not read: too late to try another way."""
     data = content(SIZE)
     (tmp_path / "x").write_bytes(data.tobytes())
-    with gds(tmp_path, host_path(tmp_path), stream_ordered="yes") as engine:
-        with engine.open("x") as file:
-            with cufile().failing(f"cuFileRead={rule},cuFileReadAsync={rule}x1"):
-                transfer = engine.submit([Request(poisoned(SIZE), file)])
-                try:
-                    outcome = transfer.exception(60)
-                finally:
-                    cufile().rules("")
-            assert isinstance(outcome, BrokenError) or transfer.result().by_path["host"] == SIZE
-            assert np.array_equal(read(engine, file, SIZE), data)
-            assert engine.statistics().in_flight == 0
+    with (
+        gds(tmp_path, host_path(tmp_path), stream_ordered="yes") as engine,
+        engine.open("x") as file,
+    ):
+        with cufile().failing(f"cuFileRead={rule},cuFileReadAsync={rule}x1"):
+            transfer = engine.submit([Request(poisoned(SIZE), file)])
+            try:
+                outcome = transfer.exception(60)
+            finally:
+                cufile().rules("")
+        assert isinstance(outcome, BrokenError) or transfer.result().by_path["host"] == SIZE
+        assert np.array_equal(read(engine, file, SIZE), data)
+        assert engine.statistics().in_flight == 0
 
 
 @pytest.mark.cufile
 def test_the_end_of_the_file_on_streams(tmp_path: Path):
     (tmp_path / "x").write_bytes(content(SIZE).tobytes())
-    with gds(tmp_path, stream_ordered="yes") as engine, engine.open("x") as file:
-        with pytest.raises(EndOfFileError):
-            read(engine, file, SIZE, 1)
+    with (
+        gds(tmp_path, stream_ordered="yes") as engine,
+        engine.open("x") as file,
+        pytest.raises(EndOfFileError),
+    ):
+        read(engine, file, SIZE, 1)
 
 
 def test_a_stream_of_another_device(engine: Engine):
-    with Stream(1) as other, engine.open("x", "w", size=100) as file:
-        with pytest.raises(UnsupportedError):
-            engine.submit([Request(poisoned(100), file)], stream=other)
+    with (
+        Stream(1) as other,
+        engine.open("x", "w", size=100) as file,
+        pytest.raises(UnsupportedError),
+    ):
+        engine.submit([Request(poisoned(100), file)], stream=other)
 
 
 @pytest.mark.skipif(LANE == "real", reason="libcufile itself makes a context on every GPU it sees")
