@@ -18,6 +18,7 @@ from tensorspill.engine.transfer import Transfer
 from tensorspill.errors import BrokenError, SpillError
 from tensorspill.host_fallback.device.blocks import Blocks
 from tensorspill.host_fallback.device.copies import Copier, Meter
+from tensorspill.host_fallback.device.marks import Marks
 from tensorspill.host_fallback.device.options import StagedOptions
 from tensorspill.host_fallback.device.work import Flight, Leg, Work
 from tensorspill.host_fallback.engine import AioEngine
@@ -26,9 +27,6 @@ from tensorspill.pool.cuda.contexts import current
 __all__ = ["Stager"]
 
 log = logging.getLogger(__name__)
-
-#: Seconds between two looks at a caller's stream that has not come to its mark: at first, at most.
-_SOON, _LATER = 50e-6, 2e-3
 
 
 class Stager:
@@ -66,6 +64,7 @@ class Stager:
         name = "tensorspill-staging"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._works: dict[Work, None] = {}
+        self._marks = Marks()
         self._legs: dict[bool, deque[Leg]] = {True: deque(), False: deque()}
         self._held = {True: 0, False: 0}
         #: In the order of their copies; and reads that wait for the caller's stream.
@@ -125,30 +124,32 @@ class Stager:
             self._refuse(error)
 
     def _serve(self) -> None:
-        pause = _SOON
         while not self._stopping:
             if self._step():
-                pause = _SOON
-            elif self._copying:
+                continue
+            if self._copying:
                 # Nothing to do before: these are ready, and over in a millisecond.
                 self._finish_copy(self._copying[0], wait=True)
             else:
-                self._wait(pause if self._unready() else None)
-                pause = min(2 * pause, _LATER)
+                self._wait()
 
     def _step(self) -> bool:
         """Do what can be done at once; whether there was anything."""
         busy = self._take_messages()
         while self._copying and self._finish_copy(self._copying[0], wait=False):
             busy = True
-        busy |= self._unpark()
+        if self._marks.look():
+            self._drop_stopped()
+            self._unpark()
+            busy = True
         while self._start_next():
             busy = True
         return busy
 
-    def _wait(self, timeout: float | None) -> None:
+    def _wait(self) -> None:
+        """Wait for a message, or until callers' streams are to be looked at."""
         try:
-            message = self._inbox.get(timeout=timeout)
+            message = self._inbox.get(timeout=self._marks.timeout)
         except queue.Empty:
             return
         self._handle(message)
@@ -180,6 +181,7 @@ class Stager:
             work.fail(error)
         for leg in work.legs:
             self._legs[leg.write].append(leg)
+        self._marks.enter(work)
         if work.stopped:
             self._drop_stopped()
         self._conclude(work)
@@ -220,24 +222,14 @@ class Stager:
 
     def _startable(self, write: bool) -> Iterator[Leg]:
         """Yield legs of which a block may be started."""
-        for leg in list(self._legs[write]):
-            ready = self._is_ready(leg.work)
-            if not leg.work.stopped and (ready or (not write and self._may_fetch_ahead())):
+        ahead = not write and self._may_fetch_ahead()
+        for leg in self._legs[write]:
+            if not leg.work.stopped and (leg.work.ready or ahead):
                 yield leg
 
     def _may_fetch_ahead(self) -> bool:
         """Whether a read may have a block that it can't empty yet."""
-        works = [work for work in self._works if work.flights]
-        waiting = sum(len(work.flights) for work in works if not self._is_ready(work))
-        return self._blocks is not None and waiting < self._blocks.count // 2
-
-    def _is_ready(self, work: Work) -> bool:
-        try:
-            return work.is_ready()
-        except SpillError as error:
-            work.fail(error)
-            self._drop_stopped()
-            return False
+        return self._blocks is not None and self._marks.flights < self._blocks.count // 2
 
     def _copy(self, flight: Flight) -> None:
         """Put a block's copies on the stream."""
@@ -301,30 +293,22 @@ class Stager:
             if not flight.leg.write:
                 work.drop()
             self._end(flight)
-        elif self._is_ready(work):
+        elif work.ready:
             self._copy(flight)
         else:
             self._parked.append(flight)
 
-    def _unpark(self) -> bool:
-        """Copy blocks that waited for the caller's stream; whether there were any."""
+    def _unpark(self) -> None:
+        """Go on with blocks that waited for the caller's stream and need to no longer."""
         parked, self._parked = self._parked, []
-        moved = False
         for flight in parked:
             if flight.work.stopped:
                 flight.work.drop()
                 self._end(flight)
-            elif self._is_ready(flight.work):
+            elif flight.work.ready:
                 self._copy(flight)
             else:
                 self._parked.append(flight)
-                continue
-            moved = True
-        return moved
-
-    def _unready(self) -> bool:
-        """Whether a caller's stream has to be looked at again."""
-        return any(not self._is_ready(work) for work in list(self._works))
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -352,10 +336,13 @@ class Stager:
                     with contextlib.suppress(ValueError):
                         self._legs[leg.write].remove(leg)
             self._conclude(work)
+        if stopped and self._parked:
+            self._unpark()
 
     def _conclude(self, work: Work) -> None:
         if work.over and work in self._works:
             del self._works[work]
+            self._marks.leave(work)
             work.end()
 
     def _let_go(self) -> None:

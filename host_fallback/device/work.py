@@ -29,6 +29,8 @@ class Work:
 
     Attributes
     ----------
+    ready : bool
+        Whether the caller's stream was seen to have come to where the memory may be touched.
     flights : set of Flight
         What is under way.
     legs : list of Leg
@@ -42,7 +44,8 @@ class Work:
         self.transfer = transfer
         self._ledger = ledger
         self._wake = wake
-        self._ready = transfer.ready
+        self._mark = transfer.ready
+        self.ready = self._mark is None
         self._cancelled = False
         self._dropped = False
         self._error: BaseException | None = None
@@ -69,17 +72,17 @@ class Work:
         """Whether nothing more is to be started."""
         return self._cancelled or self._error is not None
 
-    def is_ready(self) -> bool:
-        """Whether the caller's stream has come to where the GPU memory may be touched.
+    def look(self) -> bool:
+        """Find out whether the work is ready, and return it.
 
         Raises
         ------
         BrokenError
             The GPU failed.
         """
-        if self._ready is not None and self._ready.query():
-            self._ready = None
-        return self._ready is None
+        if self._mark is not None and self._mark.query():
+            self._mark, self.ready = None, True
+        return self.ready
 
     def fail(self, error: BaseException) -> None:
         """Record the first error, and stop what is under way."""

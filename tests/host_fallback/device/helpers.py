@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ class Guarded:
 @contextmanager
 def held_stream() -> Iterator[Stream]:
     """Yield a stream that has not come to what is recorded on it, until the block ends."""
+    # Freeing memory waits for all streams of a device: garbage has to go before.
+    gc.collect()
     with Stream(0) as stream, current(0):
         with cuda().holding(stream.handle):
             yield stream

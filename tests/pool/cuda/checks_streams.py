@@ -75,6 +75,15 @@ def test_a_stream_of_another_device():
         event.record(0)
 
 
+def test_a_stream_of_another_context():
+    context = call("cuCtxCreate", None, 0, 0)  # current from now on
+    foreign = call("cuStreamCreate", 0)
+    call("cuCtxPopCurrent")
+    with Event(0) as event, pytest.raises(UnsupportedError, match="Use a stream of cuda:0"):
+        event.record(int(foreign))
+    call("cuCtxDestroy", context)
+
+
 def test_a_gpu_that_fails():
     with Stream(0) as stream, Event(0) as event:
         event.record(stream)
