@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from tensorspill.checkpoint.files.durable import sync_folder
 from tensorspill.checkpoint.files.read_ahead import ReadAhead
@@ -22,7 +24,7 @@ _BLOCK = 4096
 _PEEK = 8192
 
 
-class FastFile:
+class FastFile(BinaryIO):
     """An ordinary file, written behind and read ahead with O_DIRECT.
 
     ``torch.save(obj, f)`` and ``torch.load(f)`` use it like any other binary file, and the file
@@ -60,6 +62,8 @@ class FastFile:
     ...     state = torch.load(f)  # doctest: +SKIP
     """
 
+    _open = False
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -69,24 +73,22 @@ class FastFile:
         buffers: int = 4,
         **options: Any,
     ) -> None:
-        self.name = os.path.abspath(os.fspath(path))
-        self.mode = mode.replace("b", "") + "b"
+        self._name = os.path.abspath(os.fspath(path))
+        self._mode = mode.replace("b", "") + "b"
         nbytes = parse_bytes(buffer_bytes)
-        if self.mode not in ("rb", "wb", "xb"):
+        if self._mode not in ("rb", "wb", "xb"):
             raise UnsupportedError(f"Mode {mode!r} is none of r, w, x", path=path)
         if nbytes < _BLOCK or nbytes % _BLOCK or buffers < 2:
             raise UnsupportedError("There must be two buffers at least, of whole blocks of 4096")
-        if self.mode == "xb" and os.path.lexists(self.name):
-            raise BrokenError.from_oserror(
-                FileExistsError(17, "exists"), "There is such a file", path=path
-            )
-        folder, base = os.path.split(self.name)
+        if self._mode == "xb" and os.path.lexists(self._name):
+            raise BrokenError.from_errno(errno.EEXIST, "There is such a file", path=path)
+        folder, base = os.path.split(self._name)
         self._engine: Engine = open_engine(folder, "cpu", "aio", **options)
         self._reader: ReadAhead | None = None
         self._writer: WriteBehind | None = None
         self._position = 0
         try:
-            if self.mode == "rb":
+            if self._mode == "rb":
                 self._reader = ReadAhead(self._engine, base, nbytes, buffers)
             else:
                 self._temporary = f".{base[:200]}.{secrets.token_hex(4)}.saving"
@@ -94,6 +96,18 @@ class FastFile:
         except BaseException:
             self._engine.close()
             raise
+
+        self._open = True
+
+    @property
+    def name(self) -> str:
+        """Absolute path."""
+        return self._name
+
+    @property
+    def mode(self) -> str:
+        """One of "rb", "wb" and "xb"."""
+        return self._mode
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -110,6 +124,21 @@ class FastFile:
         array = as_bytes(data)
         self._writing().write(array)
         return array.size
+
+    def writelines(self, lines: Iterable[Any]) -> None:
+        """Write one after the other; raises as `write`."""
+        for line in lines:
+            self.write(line)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Refuse: the file is as long as what was written.
+
+        Raises
+        ------
+        io.UnsupportedOperation
+            Always.
+        """
+        raise io.UnsupportedOperation(f"Can't truncate to {size}")
 
     def flush(self) -> None:
         """Do nothing: bytes are durable when the file is closed, and not before."""
@@ -130,7 +159,7 @@ class FastFile:
         self._position += count
         return count
 
-    def read(self, size: int | None = -1) -> bytes:
+    def read(self, size: int | None = -1, /) -> bytes:
         """Return the next `size` bytes, or all there are; raises as `readinto`."""
         left = max(self._reading().size - self._position, 0)
         out = bytearray(left if size is None or size < 0 else min(size, left))
@@ -145,7 +174,7 @@ class FastFile:
         finally:
             self._position = before
 
-    def readline(self, size: int | None = -1) -> bytes:
+    def readline(self, size: int | None = -1, /) -> bytes:
         """Return bytes up to the next newline, `size` at most; raises as `readinto`."""
         line = bytearray()
         limit = None if size is None or size < 0 else size
@@ -161,10 +190,26 @@ class FastFile:
                 break
         return bytes(line)
 
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.readline, b"")
+    def readlines(self, hint: int = -1) -> list[bytes]:
+        """Return the lines that follow, about `hint` bytes if that is positive."""
+        lines, held = [], 0
+        for line in self:
+            lines.append(line)
+            held += len(line)
+            if 0 < hint <= held:
+                break
+        return lines
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes:
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Go to a place; return it.
 
         Raises
@@ -179,7 +224,7 @@ class FastFile:
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: end}.get(whence)
         place = None if base is None else base + offset
         if place is None or place < 0 or (self._writer is not None and place != self.tell()):
-            raise UnsupportedError("The file can't go there", path=self.name, offset=place)
+            raise UnsupportedError("The file can't go there", path=self._name, offset=place)
         self._position = place
         return place
 
@@ -200,12 +245,26 @@ class FastFile:
         """Whether it may go to any place."""
         return self._reader is not None
 
+    def isatty(self) -> bool:
+        """Whether it is a terminal: never."""
+        return False
+
+    def fileno(self) -> int:
+        """Refuse: what is written or read behind this object's back would be wrong.
+
+        Raises
+        ------
+        io.UnsupportedOperation
+            Always.
+        """
+        raise io.UnsupportedOperation("A FastFile has no descriptor to share")
+
     # -- the end -------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         """Whether the file was closed."""
-        return self._engine.closed
+        return not self._open
 
     def close(self) -> None:
         """Write the rest, make file and name durable; a second time does no harm.
@@ -227,7 +286,7 @@ class FastFile:
             self.abandon()
             raise
         self._end()
-        sync_folder(os.path.dirname(self.name))
+        sync_folder(os.path.dirname(self._name))
 
     def abandon(self) -> None:
         """Close the file and forget what was written; a second time does no harm."""
@@ -242,20 +301,21 @@ class FastFile:
         self._end()
 
     def _appear(self) -> None:
-        folder = os.path.dirname(self.name)
+        folder = os.path.dirname(self._name)
         temporary = os.path.join(folder, self._temporary)
         try:
-            if self.mode == "xb":
-                os.link(temporary, self.name)
+            if self._mode == "xb":
+                os.link(temporary, self._name)
                 os.unlink(temporary)
             else:
-                os.replace(temporary, self.name)
+                os.replace(temporary, self._name)
         except OSError as error:
             raise BrokenError.from_oserror(
-                error, "The file can't have its name", path=self.name
+                error, "The file can't have its name", path=self._name
             ) from error
 
     def _end(self) -> None:
+        self._open = False
         for part in (self._reader, self._writer):
             if part is not None:
                 part.close()
@@ -263,18 +323,18 @@ class FastFile:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ClosedError("The file is closed", path=self.name)
+            raise ClosedError("The file is closed", path=self._name)
 
     def _writing(self) -> WriteBehind:
         self._check_open()
         if self._writer is None:
-            raise UnsupportedError("The file is open for reading", path=self.name)
+            raise UnsupportedError("The file is open for reading", path=self._name)
         return self._writer
 
     def _reading(self) -> ReadAhead:
         self._check_open()
         if self._reader is None:
-            raise UnsupportedError("The file is open for writing", path=self.name)
+            raise UnsupportedError("The file is open for writing", path=self._name)
         return self._reader
 
     def __enter__(self) -> Self:
@@ -292,4 +352,4 @@ class FastFile:
             self.abandon()
 
     def __repr__(self) -> str:
-        return f"<FastFile {self.name!r} mode={self.mode!r}{' closed' if self.closed else ''}>"
+        return f"<FastFile {self._name!r} mode={self._mode!r}{' closed' if self.closed else ''}>"

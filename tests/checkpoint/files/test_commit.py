@@ -29,7 +29,7 @@ def names(root):
 
 
 def recycled(root):
-    place = root / ".recycled"
+    place = root / ".tensorspill-recycled"
     return sorted(place.iterdir()) if place.exists() else []
 
 

@@ -86,7 +86,7 @@ def test_killed_at_fifty_random_moments(root):
     save(root.path, "after", content, keep=1)
     assert holds(root.path / "after", content)
     assert {path.name for path in root.path.iterdir()} == {
-        "after", "latest", ".recycled", ".tensorspill-checkpoint",
+        "after", "latest", ".tensorspill-recycled", ".tensorspill-checkpoint",
     }  # fmt: skip
 
 

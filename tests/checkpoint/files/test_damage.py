@@ -60,10 +60,10 @@ def test_a_flipped_bit_is_found_by_whoever_reads_its_digest_and_by_nobody_else(r
         with pytest.raises(CorruptError) as caught:
             rows(path, first, count)
         assert caught.value.path == str(path / FILE)
-        start, count = caught.value.offset, caught.value.nbytes
+        start, length = caught.value.offset, caught.value.nbytes
         assert start is not None
-        assert count is not None
-        assert start <= box.offset + at < start + count
+        assert length is not None
+        assert start <= box.offset + at < start + length
     assert same(rows(path, 0, 1900), STATE["a"][:1900])
     assert same(rows(path, 2100, 1900), STATE["a"][2100:])
 

@@ -71,6 +71,16 @@ def test_a_full_file_system(tmp_path, kind):
         unharmed(root, content)
 
 
+def test_recycled_extents_make_way(tmp_path):
+    """Of no use for a larger checkpoint, they don't keep it from being saved."""
+    with tmpfs(tmp_path, "24m") as folder:
+        for step in range(2):
+            save(folder / "root", f"s{step}", small(), keep=1)
+        larger = {"a": fresh((3300, 1000))}
+        save(folder / "root", "larger", larger)
+        assert holds(folder / "root" / "larger", larger)
+
+
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
 def test_a_file_system_that_is_full_at_the_commit(tmp_path, kind):
     place = tmpfs(tmp_path, "24m") if kind == "tmpfs" else small_file_system(tmp_path, 24 << 20)
@@ -168,4 +178,4 @@ def test_tmpfs(tmp_path):
             content = mixed_state()
             path = save(folder / "root", f"s{step}", content, writers=2, keep=1)
             assert holds(path, content)
-        assert os.listdir(folder / "root" / ".recycled")
+        assert os.listdir(folder / "root" / ".tensorspill-recycled")

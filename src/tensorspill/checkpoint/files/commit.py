@@ -115,7 +115,7 @@ class Pending:
         folder = _open(root, saving)
         try:
             _check_files(folder, manifest, self.folder)
-            _return_recycled(root, folder)
+            root.return_lent(saving)
             # The names of the files first, so that the manifest never names what is not there.
             sync_fd(folder, self.folder)
             write_text(folder, MANIFEST, manifest.to_json().encode(), self.folder)
@@ -141,7 +141,8 @@ class Pending:
         root = self._root
         try:
             if root.exists(saving):
-                root.remove(saving)
+                # What was exchanged for the new one.
+                root.remove(saving, recycle=True)
             if keep is not None:
                 _prune(root, keep, self.name)
             root.trim(nbytes)
@@ -318,7 +319,7 @@ def _prune(place: Root, keep: int, newest: str | None) -> tuple[str, ...]:
             continue
         # In one step, so that nobody finds half of it; what is left of that is a leftover.
         place.rename(name, name + REMOVED)
-        place.remove(name + REMOVED)
+        place.remove(name + REMOVED, recycle=True)
         removed.append(name)
     return tuple(removed)
 
@@ -336,18 +337,6 @@ def _lend_recycled(place: Root, saving: str) -> None:
     """Put the recycled files where all writers of the new checkpoint find them."""
     if place.exists(recycling.IN_ROOT):
         place.rename(recycling.IN_ROOT, os.path.join(saving, recycling.IN_PENDING))
-
-
-def _return_recycled(place: Root, folder: int) -> None:
-    """Take back what no writer needed."""
-    try:
-        os.rename(recycling.IN_PENDING, recycling.IN_ROOT, src_dir_fd=folder, dst_dir_fd=place.fd)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise BrokenError.from_oserror(
-            error, "Can't keep recycled files", path=place.path
-        ) from error
 
 
 def _open(place: Root, name: str) -> int:

@@ -10,18 +10,22 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import secrets
 import stat
 
 from tensorspill.errors import BrokenError
 
-__all__ = ["IN_PENDING", "IN_ROOT", "keep", "take"]
+__all__ = ["IN_PENDING", "IN_ROOT", "NAME", "drop", "keep", "take"]
 
 log = logging.getLogger(__name__)
 
 #: Where recycled files are: in a folder of checkpoints, and in a checkpoint that is being saved.
-IN_ROOT = ".recycled"
+IN_ROOT = ".tensorspill-recycled"
 IN_PENDING = "recycled"
+
+#: What we call them there; anything else is not ours.
+NAME = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REGULAR = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -49,7 +53,9 @@ def take(folder: str, name: str, nbytes: int) -> int:
         usable = {
             found: status.st_size
             for found, status in sizes.items()
-            if stat.S_ISREG(status.st_mode) and 0 < status.st_size <= 2 * nbytes + _SLACK
+            if NAME.fullmatch(found)
+            and stat.S_ISREG(status.st_mode)
+            and 0 < status.st_size <= 2 * nbytes + _SLACK
         }
         # The smallest that is large enough, else the largest.
         for found in sorted(usable, key=lambda n: (usable[n] < nbytes, abs(usable[n] - nbytes))):
@@ -65,6 +71,25 @@ def take(folder: str, name: str, nbytes: int) -> int:
     finally:
         os.close(recycled)
     return 0
+
+
+def drop(folder: str) -> bool:
+    """Remove the recycled files of a pending checkpoint, for want of space; False if none."""
+    place = os.path.join(folder, IN_PENDING)
+    try:
+        recycled = os.open(place, _DIRECTORY)
+    except OSError:
+        return False
+    dropped = False
+    try:
+        for name in filter(NAME.fullmatch, os.listdir(recycled)):
+            os.unlink(name, dir_fd=recycled)
+            dropped = True
+    except OSError as error:
+        log.info("Can't remove recycled files in %s: %s", place, error)
+    finally:
+        os.close(recycled)
+    return dropped
 
 
 def keep(folder: int, name: str, recycled: int) -> int:

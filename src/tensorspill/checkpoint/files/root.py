@@ -7,7 +7,6 @@ import errno
 import fcntl
 import logging
 import os
-import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -226,8 +225,14 @@ class Root:
             log.warning("%s/%s is not removed: it has %s", self.path, name, foreign[0])
         return not foreign and self._is_ours(name)
 
-    def remove(self, name: str) -> bool:
-        """Remove a folder of ours; its data files become recycled ones. False if it stays.
+    def remove(self, name: str, *, recycle: bool = False) -> bool:
+        """Remove a folder of ours. False if it stays.
+
+        Parameters
+        ----------
+        name : str
+        recycle : bool
+            Keep its data files as recycled ones, where that is safe and there is room.
 
         Raises
         ------
@@ -236,34 +241,63 @@ class Root:
         """
         if not self.removable(name):
             return False
+        recycled = self._recycled(make=True) if recycle else -1
         try:
-            recycled = self.recycled()
-            try:
-                with _opened(self.fd, name) as fd:
-                    _empty(fd, recycled)
-                os.rmdir(name, dir_fd=self.fd)
-            finally:
-                os.close(recycled)
+            with _opened(self.fd, name) as fd:
+                self._return_lent(fd)
+                _empty(fd, recycled)
+            os.rmdir(name, dir_fd=self.fd)
         except OSError as error:
             raise self._refused(error, "Can't remove the folder", name) from error
+        finally:
+            if recycled >= 0:
+                os.close(recycled)
         return True
 
-    def recycled(self) -> int:
-        """Return a descriptor of the folder for recycled files, made if missing."""
+    def _return_lent(self, folder: int) -> None:
+        """Take back the recycled files that a save was lent and did not use."""
         try:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(recycling.IN_ROOT, FOLDER_MODE, dir_fd=self.fd)
+            os.rename(
+                recycling.IN_PENDING, recycling.IN_ROOT, src_dir_fd=folder, dst_dir_fd=self.fd
+            )
+        except OSError as error:
+            # There may be none, or others that were recycled meanwhile.
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+    def return_lent(self, name: str) -> None:
+        """Take back the recycled files that a save was lent and did not use.
+
+        Raises
+        ------
+        BrokenError
+            The operating system refused.
+        """
+        try:
+            with _opened(self.fd, name) as fd:
+                self._return_lent(fd)
+        except OSError as error:
+            raise self._refused(error, "Can't keep recycled files", name) from error
+
+    def _recycled(self, *, make: bool = False) -> int:
+        """Return a descriptor of the folder for recycled files; -1 if there can't be one."""
+        try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(recycling.IN_ROOT, FOLDER_MODE, dir_fd=self.fd)
             return os.open(recycling.IN_ROOT, DIRECTORY, dir_fd=self.fd)
         except OSError as error:
-            raise self._refused(error, "Can't keep recycled files", recycling.IN_ROOT) from error
+            log.info("No files are recycled: %s", error)
+            return -1
 
     def trim(self, most: int) -> None:
         """Remove recycled files beyond `most` bytes, the smallest first."""
-        if not self.exists(recycling.IN_ROOT):
+        fd = self._recycled()
+        if fd < 0:
             return
-        fd = self.recycled()
         try:
-            sizes = sorted((e.stat(follow_symlinks=False).st_size, e.name) for e in os.scandir(fd))
+            entries = (e for e in os.scandir(fd) if recycling.NAME.fullmatch(e.name))
+            sizes = sorted((e.stat(follow_symlinks=False).st_size, e.name) for e in entries)
             for nbytes, name in reversed(sizes):
                 most -= nbytes
                 if most < 0:
@@ -316,24 +350,17 @@ def _is_known(name: str) -> bool:
 def _empty(folder: int, recycled: int) -> None:
     """Remove what is in a folder, the marker last: a folder without it is nobody's to remove."""
     for name in os.listdir(folder):
-        if is_file_name(name):
-            _recycle(folder, name, recycled)
-        elif name == recycling.IN_PENDING:
+        if name == recycling.IN_PENDING:
             with _opened(folder, name) as fd:
-                for found in os.listdir(fd):
-                    _recycle(fd, found, recycled)
+                for found in filter(recycling.NAME.fullmatch, os.listdir(fd)):
+                    os.unlink(found, dir_fd=fd)
             os.rmdir(name, dir_fd=folder)
+        elif recycled >= 0 and is_file_name(name):
+            recycling.keep(folder, name, recycled)
         elif name != MARKER:
             os.unlink(name, dir_fd=folder)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(MARKER, dir_fd=folder)
-
-
-def _recycle(folder: int, name: str, recycled: int) -> None:
-    if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-        recycling.keep(folder, name, recycled)
-    else:
-        os.unlink(name, dir_fd=folder)
 
 
 def _make_folders(path: str) -> None:

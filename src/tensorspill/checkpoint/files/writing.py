@@ -31,7 +31,7 @@ from tensorspill.checkpoint.files.slots import Slot, allocate
 from tensorspill.engine.batch import REQUEST, Batch
 from tensorspill.engine.engine import Engine
 from tensorspill.engine.file import File
-from tensorspill.errors import UnsupportedError
+from tensorspill.errors import NoSpaceError, UnsupportedError
 from tensorspill.pool.buffer import Buffer
 from tensorspill.pool.buffer_pool import BufferPool
 from tensorspill.pool.digest import digest
@@ -92,7 +92,7 @@ def write_file(
         os.path.join(os.path.realpath(folder), name), os.path.realpath(host.folder)
     )
     reused = recycling.take(folder, name, layout.nbytes)
-    with host.open(inside, "r+" if reused else "x", layout.nbytes) as file:
+    with _opened(host, inside, "r+" if reused else "x", layout.nbytes, folder) as file:
         # What was recycled may be longer.
         os.ftruncate(file.fd, layout.nbytes)
         writer = _Writer(layout, engine, {host: file}, inside, staging, progress)
@@ -104,6 +104,16 @@ def write_file(
     sync_folder(folder)
     header = FileRecord(name, layout.nbytes, len(layout.header), digest(layout.header))
     return Written(header, boxes, kept, time.perf_counter() - begun, reused)
+
+
+def _opened(engine: Engine, name: str, mode: str, nbytes: int, folder: str) -> File:
+    """Open a file with room for `nbytes`, at the cost of recycled ones if need be."""
+    try:
+        return engine.open(name, mode, nbytes)
+    except NoSpaceError:
+        if not recycling.drop(folder):
+            raise
+    return engine.open(name, mode, nbytes)
 
 
 class _Writer:

@@ -57,14 +57,15 @@ def export_torch(
     temporary = f".{base[:200]}.{secrets.token_hex(4)}.saving"
     beside = os.path.join(folder, temporary)
     try:
-        offsets = _lay_out(beside, reader, stored, objects)
-        with open_engine(folder, "cpu", "aio") as engine, engine.open(temporary, "r+") as file:
-            for place, offset in offsets.items():
-                if place in stored:
-                    _copy(reader, stored[place], engine, file, offset)
-                else:
-                    _write(engine, file, offset, _at(objects, place))
-            file.sync()
+        with open_engine(folder, "cpu", "aio") as engine:
+            offsets = _lay_out(beside, reader, stored, objects)
+            with engine.open(temporary, "r+") as file:
+                for place, offset in offsets.items():
+                    if place in stored:
+                        _copy(reader, stored[place], engine, file, offset)
+                    else:
+                        _write(engine, file, offset, _at(objects, place))
+                file.sync()
         os.replace(beside, target)
     except OSError as error:
         if isinstance(error, BrokenError):
