@@ -38,8 +38,8 @@ import torch  # noqa: E402
 from benchmarks.gpu import bandwidth, footprint, kernels, pieces, streams, tests  # noqa: E402
 from benchmarks.gpu.check import Check, Outcome, Part, attempt  # noqa: E402
 from benchmarks.machine import describe  # noqa: E402
-from benchmarks.place import working_folder  # noqa: E402
 from benchmarks.rows import Row, Verdict  # noqa: E402
+from tensorspill.profiling.place import working_folder  # noqa: E402
 
 __all__ = ["PARTS", "main", "measure"]
 

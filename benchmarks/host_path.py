@@ -19,9 +19,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.clock import idle_cpu_rate
 from benchmarks.machine import describe, memory_available
-from benchmarks.place import working_folder
 from benchmarks.report import Report, SuiteReport, markdown, print_report, write_json
 from benchmarks.setting import FULL, QUICK, Setting, Sizes
 from benchmarks.suites import (
@@ -39,6 +37,8 @@ from benchmarks.suites import (
     torch_save,
 )
 from tensorspill.errors import CapacityError, SpillError
+from tensorspill.profiling.clock import idle_cpu_rate
+from tensorspill.profiling.place import working_folder
 
 Tick = Callable[[str], None]
 

@@ -9,8 +9,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import fio
 from tensorspill.pool.sizes import format_bytes
+from tensorspill.profiling import fio
 
 __all__ = ["Machine", "describe", "memory_available"]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.clock import Sample, timed
-from benchmarks.content import check_same, poison, refresh
-from benchmarks.files import check_written
-from benchmarks.page_cache import CacheWatch
 from benchmarks.setting import Setting
 from tensorspill.engine import Engine, File, Request
 from tensorspill.opening import open_engine
+from tensorspill.profiling.clock import Sample, timed
+from tensorspill.profiling.content import check_same, poison, refresh
+from tensorspill.profiling.files import check_written
+from tensorspill.profiling.page_cache import CacheWatch
 from tensorspill.spill.file import SpillFile
 
 __all__ = ["BLOCK", "DEPTH", "Mover", "file_mover", "open_measured", "read", "spill_mover", "write"]

@@ -20,15 +20,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.clock import Sample, idle_cpu_rate
 from benchmarks.machine import describe
 from benchmarks.packing import KINDS, SIZES, Line, crossing, measure_packing
-from benchmarks.place import working_folder
-from benchmarks.rounds import Results, noise_floor
 from benchmarks.setting import FULL, Setting
 from benchmarks.staging import measure_staging
 from tensorspill.errors import SpillError
 from tensorspill.pool.sizes import format_bytes
+from tensorspill.profiling.clock import Sample, idle_cpu_rate
+from tensorspill.profiling.place import working_folder
+from tensorspill.profiling.rounds import Results, noise_floor
 
 __all__ = ["main"]
 

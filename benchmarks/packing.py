@@ -8,16 +8,16 @@ from functools import partial
 
 import torch
 
-from benchmarks.clock import Sample
 from benchmarks.constants import constant
-from benchmarks.content import cut, odd_tensor, page_aligned, randomize
-from benchmarks.files import written_file
 from benchmarks.own import Mover, file_mover, open_measured, read, write
-from benchmarks.page_cache import CacheWatch
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.setting import Setting
 from tensorspill.engine import Engine, File
 from tensorspill.host_fallback import segments
+from tensorspill.profiling.clock import Sample
+from tensorspill.profiling.content import cut, odd_tensor, page_aligned, randomize
+from tensorspill.profiling.files import written_file
+from tensorspill.profiling.page_cache import CacheWatch
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 
 __all__ = ["KINDS", "SIZES", "Line", "crossing", "measure_packing"]
 

@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.machine import Machine
-from benchmarks.rounds import Results
 from benchmarks.rows import Row, Verdict
+from tensorspill.profiling.rounds import Results
 
 __all__ = ["Report", "SuiteReport", "markdown", "print_report", "write_json"]
 
@@ -80,11 +80,11 @@ class Report:
         }
 
 
-def print_report(report: Report, console: Console) -> None:
+def print_report(report: Report, console: Console, title: str = "Host path") -> None:
     """Print the machine, a table, and the notes."""
     for line in report.machine.lines():
         console.print(escape(line), style="dim", highlight=False)
-    table = Table(title="Host path")
+    table = Table(title=title)
     for name in _COLUMNS:
         table.add_column(name, overflow="fold")
     for suite in report.suites.values():

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from benchmarks.rounds import Quantity, Results, Spread, gbps, noise_floor
+from tensorspill.profiling.rounds import Quantity, Results, Spread, gbps, noise_floor
 
 __all__ = ["Bound", "Compared", "Row", "Verdict", "at_least", "at_most", "figure", "judge"]
 

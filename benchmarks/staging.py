@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.constants import constant
-from benchmarks.content import ordinary_tensor, page_aligned, randomize
-from benchmarks.files import written_file
 from benchmarks.own import file_mover, open_measured, read, write
-from benchmarks.page_cache import CacheWatch
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.setting import Setting
 from tensorspill.host_fallback import context
+from tensorspill.profiling.content import ordinary_tensor, page_aligned, randomize
+from tensorspill.profiling.files import written_file
+from tensorspill.profiling.page_cache import CacheWatch
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 
 __all__ = ["BLOCKS", "measure_staging"]
 

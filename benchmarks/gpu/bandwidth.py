@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.clock import Sample, timed
-from benchmarks.content import cut as cut_bytes
-from benchmarks.files import written_file
 from benchmarks.gpu.check import MIB, Check, NotMeasured, cut_rounds
 from benchmarks.gpu.movers import Mover, engine_mover, kvikio_mover, torch_mover
 from benchmarks.gpu.pieces import no_kvikio
-from benchmarks.page_cache import CacheWatch, drop_pages
-from benchmarks.rounds import Case, Results
 from benchmarks.rows import Bound, Compared, Row, at_least
+from tensorspill.profiling.clock import Sample, timed
+from tensorspill.profiling.content import cut as cut_bytes
+from tensorspill.profiling.files import written_file
+from tensorspill.profiling.page_cache import CacheWatch, drop_pages
+from tensorspill.profiling.rounds import Case, Results
 
 __all__ = ["direct", "staged"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Row, Verdict
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 
 __all__ = ["Check", "NotMeasured", "Outcome", "Part", "attempt", "cut_rounds"]
 

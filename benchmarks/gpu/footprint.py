@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 
-from benchmarks.files import written_file
 from benchmarks.gpu.check import MIB, Check, NotMeasured
 from benchmarks.gpu.movers import engine_mover
 from benchmarks.rows import Row, figure
 from tensorspill.pool.kernels.digesting import begin_digests
+from tensorspill.profiling.files import written_file
 
 __all__ = ["run"]
 

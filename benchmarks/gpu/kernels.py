@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import torch
 
-from benchmarks.clock import Sample, timed
 from benchmarks.gpu.check import MIB, Check, cut_rounds
 from benchmarks.gpu.timing import device_seconds
-from benchmarks.rounds import Case
 from benchmarks.rows import Compared, Row, at_least
 from tensorspill.pool.digest import digest_reference
 from tensorspill.pool.kernels import triton_launch
 from tensorspill.pool.kernels.casting import cast
 from tensorspill.pool.kernels.digesting import begin_digests
+from tensorspill.profiling.clock import Sample, timed
+from tensorspill.profiling.rounds import Case
 
 __all__ = ["run"]
 

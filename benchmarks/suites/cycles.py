@@ -7,13 +7,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from benchmarks.content import ordinary_tensor
 from benchmarks.own import file_mover, open_measured
 from benchmarks.processes import holdings
 from benchmarks.report import SuiteReport
 from benchmarks.rows import at_most, figure
 from benchmarks.setting import Setting
 from tensorspill.pool.buffer_pool import BufferPool
+from tensorspill.profiling.content import ordinary_tensor
 from tensorspill.spill.file import SpillFile
 
 __all__ = ["run"]

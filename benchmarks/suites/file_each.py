@@ -8,15 +8,15 @@ from functools import partial
 
 import torch
 
-from benchmarks.content import cut, ordinary_tensor, page_aligned, randomize
 from benchmarks.files import prewrite_spill
 from benchmarks.own import Mover, open_measured, read, spill_mover, write
-from benchmarks.page_cache import CacheWatch
 from benchmarks.report import SuiteReport
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row
 from benchmarks.setting import Setting
 from tensorspill.engine import Engine, Request, Transfer
+from tensorspill.profiling.content import cut, ordinary_tensor, page_aligned, randomize
+from tensorspill.profiling.page_cache import CacheWatch
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 from tensorspill.spill.file import SpillFile
 
 __all__ = ["run"]

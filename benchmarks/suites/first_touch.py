@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.clock import Sample, timed
-from benchmarks.content import page_aligned, randomize, refresh
-from benchmarks.files import prewrite
 from benchmarks.own import file_mover, open_measured
 from benchmarks.report import SuiteReport
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, figure
 from benchmarks.setting import Setting
 from tensorspill.engine import Engine, File
+from tensorspill.profiling.clock import Sample, timed
+from tensorspill.profiling.content import page_aligned, randomize, refresh
+from tensorspill.profiling.files import prewrite
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 
 __all__ = ["run"]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-from benchmarks.content import ordinary_tensor
-from benchmarks.files import written_file
 from benchmarks.own import file_mover, open_measured
 from benchmarks.processes import holdings
 from benchmarks.report import SuiteReport
@@ -13,6 +11,8 @@ from benchmarks.rows import Row, at_most, figure
 from benchmarks.setting import Setting
 from tensorspill.pool.buffer_pool import BufferPool
 from tensorspill.pool.sizes import format_bytes
+from tensorspill.profiling.content import ordinary_tensor
+from tensorspill.profiling.files import written_file
 
 __all__ = ["run"]
 

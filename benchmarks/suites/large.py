@@ -8,16 +8,17 @@ from functools import partial
 
 import torch
 
-from benchmarks.clock import Sample, timed
-from benchmarks.content import locked, ordinary_tensor, page_aligned, randomize
-from benchmarks.files import prewrite_spill, written_file
-from benchmarks.fio import LEAN, FioJob, run_fio
+from benchmarks.files import prewrite_spill
 from benchmarks.own import Mover, file_mover, open_measured, read, spill_mover, write
-from benchmarks.page_cache import CacheWatch
 from benchmarks.report import SuiteReport
-from benchmarks.rounds import Case, Results, cpu_seconds, run_rounds
 from benchmarks.rows import Compared, Row, at_least, at_most
 from benchmarks.setting import Setting
+from tensorspill.profiling.clock import Sample, timed
+from tensorspill.profiling.content import locked, ordinary_tensor, page_aligned, randomize
+from tensorspill.profiling.files import written_file
+from tensorspill.profiling.fio import LEAN, FioJob, run_fio
+from tensorspill.profiling.page_cache import CacheWatch
+from tensorspill.profiling.rounds import Case, Results, cpu_seconds, run_rounds
 from tensorspill.spill.file import SpillFile
 
 __all__ = ["run"]

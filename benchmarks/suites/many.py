@@ -7,14 +7,15 @@ from functools import partial
 
 import torch
 
-from benchmarks.content import cut, ordinary_tensor, page_aligned, randomize
-from benchmarks.files import prewrite_spill, written_file
+from benchmarks.files import prewrite_spill
 from benchmarks.own import Mover, file_mover, open_measured, read, spill_mover, write
-from benchmarks.page_cache import CacheWatch
 from benchmarks.report import SuiteReport
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row, at_least
 from benchmarks.setting import Setting
+from tensorspill.profiling.content import cut, ordinary_tensor, page_aligned, randomize
+from tensorspill.profiling.files import written_file
+from tensorspill.profiling.page_cache import CacheWatch
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 from tensorspill.spill.file import SpillFile
 
 __all__ = ["run"]

@@ -6,16 +6,16 @@ import time
 from functools import partial
 from pathlib import Path
 
-from benchmarks.clock import Sample
-from benchmarks.content import page_aligned, randomize
 from benchmarks.counting import CountingThread
-from benchmarks.files import written_file
-from benchmarks.fio import FioJob, run_fio
 from benchmarks.own import Mover, file_mover, open_measured
 from benchmarks.report import SuiteReport
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row, at_least
 from benchmarks.setting import Setting
+from tensorspill.profiling.clock import Sample
+from tensorspill.profiling.content import page_aligned, randomize
+from tensorspill.profiling.files import written_file
+from tensorspill.profiling.fio import FioJob, run_fio
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 
 __all__ = ["run"]
 

@@ -11,15 +11,15 @@ from functools import partial
 
 import torch
 
-from benchmarks.content import cut, page_aligned, randomize
-from benchmarks.files import written_file
-from benchmarks.fio import FioJob, run_fio
 from benchmarks.own import DEPTH, Mover, file_mover, open_measured, read, write
-from benchmarks.page_cache import CacheWatch
 from benchmarks.report import SuiteReport
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row, at_least
 from benchmarks.setting import Setting
+from tensorspill.profiling.content import cut, page_aligned, randomize
+from tensorspill.profiling.files import written_file
+from tensorspill.profiling.fio import FioJob, run_fio
+from tensorspill.profiling.page_cache import CacheWatch
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 
 __all__ = ["run"]
 

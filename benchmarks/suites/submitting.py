@@ -6,13 +6,13 @@ import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks.content import ordinary_tensor
-from benchmarks.files import written_file
 from benchmarks.own import open_measured
 from benchmarks.report import SuiteReport
 from benchmarks.rows import Row, at_most, figure
 from benchmarks.setting import Setting
 from tensorspill.engine import Request, Transfer
+from tensorspill.profiling.content import ordinary_tensor
+from tensorspill.profiling.files import written_file
 
 __all__ = ["run"]
 

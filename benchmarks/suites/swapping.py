@@ -9,8 +9,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.clock import Sample, timed
-from benchmarks.content import (
+from benchmarks.files import prewrite_spill
+from benchmarks.own import BLOCK, DEPTH, Mover, read, spill_mover, write
+from benchmarks.report import SuiteReport
+from benchmarks.rows import Compared, Row, at_least
+from benchmarks.setting import Setting
+from tensorspill.profiling.clock import Sample, timed
+from tensorspill.profiling.content import (
     check_same,
     cut,
     ordinary_tensor,
@@ -19,13 +24,8 @@ from benchmarks.content import (
     randomize,
     refresh,
 )
-from benchmarks.files import prewrite_spill
-from benchmarks.own import BLOCK, DEPTH, Mover, read, spill_mover, write
-from benchmarks.page_cache import CacheWatch
-from benchmarks.report import SuiteReport
-from benchmarks.rounds import Case, Results, run_rounds
-from benchmarks.rows import Compared, Row, at_least
-from benchmarks.setting import Setting
+from tensorspill.profiling.page_cache import CacheWatch
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 from tensorspill.spill.file import SpillFile
 from tensorspill.swap.swapper import ParameterSwapper
 

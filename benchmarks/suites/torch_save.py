@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.clock import Sample, timed
-from benchmarks.content import check_same, ordinary_tensor, poison, randomize, refresh
 from benchmarks.files import prewrite_spill
-from benchmarks.page_cache import CacheWatch, drop_pages
 from benchmarks.report import SuiteReport
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared
 from benchmarks.setting import Setting
+from tensorspill.profiling.clock import Sample, timed
+from tensorspill.profiling.content import check_same, ordinary_tensor, poison, randomize, refresh
+from tensorspill.profiling.page_cache import CacheWatch, drop_pages
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 from tensorspill.spill.file import SpillFile
 
 __all__ = ["run"]

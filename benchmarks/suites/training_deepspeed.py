@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.content import cut, ordinary_tensor, page_aligned, randomize
 from benchmarks.own import Mover, read, write
-from benchmarks.page_cache import CacheWatch
 from benchmarks.report import SuiteReport
-from benchmarks.rounds import Case, Results, run_rounds
 from benchmarks.rows import Compared, Row, at_least
 from benchmarks.setting import Setting
+from tensorspill.profiling.content import cut, ordinary_tensor, page_aligned, randomize
+from tensorspill.profiling.page_cache import CacheWatch
+from tensorspill.profiling.rounds import Case, Results, run_rounds
 
 __all__ = ["run"]
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from benchmarks.clock import Sample
-from benchmarks.fio import FioError, parse
-from benchmarks.rounds import Results, noise_floor, run_rounds, spread
 from benchmarks.rows import Compared, Verdict, at_least, at_most, judge
+from tensorspill.profiling.clock import Sample
+from tensorspill.profiling.fio import FioError, parse
+from tensorspill.profiling.rounds import Results, noise_floor, run_rounds, spread
 
 
 def sample(gbps, cpu=None):

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fio, host_path, pack_threshold
-from benchmarks.page_cache import drop_pages, page_cache
-from benchmarks.place import working_folder
+from benchmarks import host_path, pack_threshold
 from benchmarks.report import markdown, write_json
 from benchmarks.rows import Verdict
 from benchmarks.setting import TINY
 from tensorspill.errors import NoSpaceError
+from tensorspill.profiling import fio
+from tensorspill.profiling.page_cache import drop_pages, page_cache
+from tensorspill.profiling.place import working_folder
 
 ROOT = Path(__file__).parents[2]
 

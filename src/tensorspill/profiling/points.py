@@ -81,9 +81,9 @@ class Point:
     @property
     def label(self) -> str:
         """The point in a few words, for people."""
-        words = [self.direction, size_text(self.block_bytes), f"× {self.depth}"]
+        words = [self.direction, size_text(self.block_bytes), f"x {self.depth}"]
         if self.threads > 1:
-            words.append(f"× {self.threads} threads")
+            words.append(f"x {self.threads} threads")
         if self.tensor_bytes is not None:
             words.append(f"in tensors of {size_text(self.tensor_bytes)}")
         words.append(self.device if self.device != "cpu" else self.memory)

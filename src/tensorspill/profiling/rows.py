@@ -316,7 +316,7 @@ def _is_rate(value: Any) -> bool:
 
 
 def to_csv(rows: Iterable[Row]) -> str:
-    """Return rows as CSV with a line of names; what is None is empty, booleans are true or false."""
+    """Return rows as CSV with a line of names; None is empty, booleans are true or false."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.clock import Sample
+from tensorspill.profiling.clock import Sample
 
 __all__ = [
     "Case",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.clock import Sample
+from tensorspill.profiling.clock import Sample
 
 __all__ = ["LEAN", "FioError", "FioJob", "available", "run_fio", "version"]
 
