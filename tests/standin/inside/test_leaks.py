@@ -43,6 +43,8 @@ def test_a_thousand_cycles_of_memory(tmp_path: Path, backend):
     """Each in new memory, at an address that was used before: nothing stale may be taken for it."""
     cuda().reuse_addresses(True)
     freed = cuda().gauge("freed while registered")
+    if LANE == "cufile":
+        cufile().reset_counts()
     with open_engine(tmp_path, "cuda:0", backend=backend) as warm, warm.open("x", "w") as file:
         warm.submit([Request(DeviceArray(NBYTES), file, write=True)]).result()
     before = held(backend)
@@ -62,8 +64,7 @@ def test_a_thousand_cycles_of_memory(tmp_path: Path, backend):
     if LANE == "cufile" and backend == "gds":
         assert during["registered buffers"] <= 1
         made, undone = (cufile().count(f"cuFileBuf{what}ister") for what in ("Reg", "Dereg"))
-        assert made == undone
-        assert made > 0
+        assert made == undone > 0
 
 
 def test_a_pool_is_deregistered_before_it_is_freed(tmp_path: Path):
