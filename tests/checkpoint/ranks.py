@@ -6,6 +6,7 @@ process, since forking beside a server's threads may copy a lock that one of the
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -125,14 +126,14 @@ def wait_for(found: Callable[[], Any], seconds: float = 30) -> Any:
 
 def written(folder: str | Path) -> dict[str, dict[str, int]]:
     """Return {file: {tensor: bytes}} of a checkpoint, from the headers of its files."""
-    import json
-
     found = {}
     for path in sorted(Path(folder).glob("*.safetensors")):
         with path.open("rb") as file:
             head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         head.pop("__metadata__", None)
         found[path.name] = {
-            name: item["data_offsets"][1] - item["data_offsets"][0] for name, item in head.items()
+            name: item["data_offsets"][1] - item["data_offsets"][0]
+            for name, item in head.items()
+            if not name.startswith("object:")
         }
     return found

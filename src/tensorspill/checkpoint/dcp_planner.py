@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +108,8 @@ class SavePlanner(DefaultSavePlanner):
         self._ranks = ranks
         with collection_paused():
             self._held, self._digest = _describer_of(ranks).describe(
-                self.state_dict, self.mappings, self._vouched, ("dcp", self._limits)
+                *(self.state_dict, self.mappings, self._vouched, self._limits),
+                ("dcp", _device(self._folder)),
             )
         brought = _Brought(ranks.ranks[ranks.rank], self._digest, ranks.plans.key(self._digest))
         self.plan = SavePlan([], planner_data=brought)
@@ -191,6 +193,14 @@ def _describer_of(ranks: Ranks) -> Describer:
     """Return what describes states for a group, whichever planner asks."""
     found: Describer = ranks.kept.setdefault("planner", Describer(ranks))
     return found
+
+
+def _device(folder: str) -> int:
+    """Return the number of the device that a folder will be on: each save has its own folder."""
+    place = os.path.abspath(folder)
+    while not os.path.isdir(place) and place != os.path.dirname(place):
+        place = os.path.dirname(place)
+    return os.stat(place).st_dev
 
 
 def _item(index: MetadataIndex, dtype: torch.dtype, shape: tuple[int, ...], box: Box) -> WriteItem:

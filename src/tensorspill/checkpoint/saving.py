@@ -218,8 +218,8 @@ class Saver:
                     # Unless it has ended, it is still what runs.
                     self.running = None if running.done() else running
             flat, paths = flatten(asked(state))
-            asks = settings.root, settings.limits
-            return self._describer.describe(flat, paths, tuple(replicated), asks)
+            vouched, asks = tuple(replicated), ("save", settings.root)
+            return self._describer.describe(flat, paths, vouched, settings.limits, asks)
 
         attempt.agree(bring)
         return attempt

@@ -41,6 +41,7 @@ class Describer:
         flat: Mapping[str, Any],
         paths: Mapping[str, Path],
         vouched: tuple[str, ...],
+        limits: Limits,
         asks: tuple[Any, ...],
     ) -> tuple[Held, str]:
         """Return what this rank holds, and a digest of that and of what it asks.
@@ -51,6 +52,7 @@ class Describer:
             The state, from `flatten`.
         vouched : tuple of str
             See `Replicas`.
+        limits : Limits
         asks : tuple
             What else decides about a plan; equal if their representations are.
         """
@@ -59,16 +61,33 @@ class Describer:
         replicas = self._replicas
         replicas.look(everywhere=False)
         held = describe(flat, paths, replicas.claim)
-        if self._last is not None and self._last[0] == (held.parts, held.paths, asks):
-            return held, self._last[1]
-        # Another state than the last one: there may be new modules and optimizers.
-        replicas.look(everywhere=True)
-        held = describe(flat, paths, replicas.claim)
-        known = hashlib.blake2b(encode_parts(held.parts), digest_size=16)
-        known.update(repr((held.paths, asks, self._ranks.ranks, self._ranks.rank)).encode())
-        digest = known.hexdigest()
-        self._last = (held.parts, held.paths, asks), digest
-        return held, digest
+        if replicas.searches and (
+            not self._is_last(held, limits, asks) or _lacks_claims(held, limits.min_chunk)
+        ):
+            # There may be new modules and optimizers.
+            replicas.look(everywhere=True)
+            held = describe(flat, paths, replicas.claim)
+        if not self._is_last(held, limits, asks):
+            known = hashlib.blake2b(encode_parts(held.parts), digest_size=16)
+            mine = self._ranks.ranks, self._ranks.rank
+            known.update(repr((held.paths, limits, asks, mine)).encode())
+            self._last = (held.parts, held.paths, limits, asks), known.hexdigest()
+        return held, self._last[1] if self._last else ""
+
+    def _is_last(self, held: Held, limits: Limits, asks: tuple[Any, ...]) -> bool:
+        asked = held.parts, held.paths, limits, asks
+        return self._last is not None and self._last[0] == asked
+
+
+def _lacks_claims(held: Held, min_chunk: int) -> bool:
+    """Whether there is a plain tensor that would be cut, if anything was known about it."""
+    return any(
+        part.dtype
+        and part.claim is None
+        and part.lengths == part.shape
+        and value.nbytes >= min_chunk
+        for part, value in zip(held.parts, held.values, strict=True)
+    )
 
 
 def plan_together(ranks: Ranks, held: Held, folder: str, limits: Limits, timeout: float) -> Plan:

@@ -53,7 +53,8 @@ class Replicas:
             raise UnsupportedError("Names of replicated tensors are a list, not one text")
         self._vouched = tuple(vouched)
         self._group = tuple(sorted(ranks))
-        self._search = search and len(self._group) > 1
+        #: Whether there is anything to look for.
+        self.searches = search and len(self._group) > 1
         self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._known: dict[_Memory, Claim] = {}
@@ -67,7 +68,7 @@ class Replicas:
             Look for modules and optimizers that were not known before.
         """
         self._known = {}
-        if not self._search:
+        if not self.searches:
             return
         if everywhere:
             self._find()
