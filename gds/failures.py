@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 from dataclasses import dataclass
 from typing import Any
 
 from tensorspill.errors import BrokenError, EndOfFileError, UnsupportedError
 from tensorspill.gds.codes import BY_CODE, BY_TEXT, CufileCode
 
-__all__ = ["Failure", "decode", "short"]
+__all__ = ["Failure", "decode", "find_lost", "short"]
 
 #: "cuFile error at: /build/file.cpp:230: internal error", from the innermost function.
 _WHERE = re.compile(r" at: \S+:\d+: ")
@@ -36,6 +37,8 @@ _REAL = frozenset(
     }
 )
 
+_LOST = "cuFile met an error of the operating system, which kvikio does not pass on"
+
 #: cuFile says where the caller's memory is at fault; the host path would fault as well.
 _MEMORY = frozenset({5012, 5013, 5014, 5017})
 
@@ -54,6 +57,8 @@ class Failure:
         Whether the caller's memory is at fault.
     end : bool
         Whether the file ended before the bytes asked for.
+    lost : bool
+        Whether the operating system had an errno that did not come through.
     """
 
     text: str
@@ -61,6 +66,7 @@ class Failure:
     errno: int | None = None
     memory: bool = False
     end: bool = False
+    lost: bool = False
 
     @property
     def may_fall_back(self) -> bool:
@@ -103,6 +109,29 @@ def short(moved: int, asked: int, end: bool) -> Failure:
     return Failure(f"{moved} of {asked} bytes were moved", end=end)
 
 
+def find_lost(failure: Failure, fd: int, offset: int, nbytes: int) -> Failure:
+    """Return a write's failure with the errno that was lost, where the system still shows it.
+
+    Parameters
+    ----------
+    failure : Failure
+        Returned as it is if nothing was lost, or nothing is found.
+    fd : int
+        The file.
+    offset, nbytes : int
+        The write.
+    """
+    if not failure.lost:
+        return failure
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and offset + nbytes > limit:
+        return Failure(os.strerror(errno.EFBIG), errno=errno.EFBIG)
+    room = os.fstatvfs(fd)
+    if room.f_bavail * room.f_frsize < nbytes:
+        return Failure(os.strerror(errno.ENOSPC), errno=errno.ENOSPC)
+    return failure
+
+
 def decode(error: BaseException) -> Failure:
     """Return what an exception of kvikio means.
 
@@ -116,7 +145,7 @@ def decode(error: BaseException) -> Failure:
     lost = full.startswith("cuFile error at") and text == os.strerror(errno.EPERM)
     text = _WHAT.sub("", text, count=1) if _WHAT.match(text) else text
     if lost:
-        return Failure("cuFile met an error of the operating system, which kvikio does not pass on")
+        return Failure(_LOST, lost=True)
     if text in BY_TEXT:
         code = BY_TEXT[text]
         return Failure(str(code), code=code, memory=code.code in _MEMORY)

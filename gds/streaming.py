@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from tensorspill.engine.transfer import Transfer
-from tensorspill.gds.failures import Failure, decode, short
+from tensorspill.gds.failures import Failure, decode, find_lost, short
 from tensorspill.gds.part import Part, View
 from tensorspill.gds.paths import Path
 from tensorspill.pool.cuda.contexts import current
@@ -26,8 +27,9 @@ __all__ = ["StreamedPart", "Streams"]
 
 Table = NDArray[Any]
 
-#: Operations that a batch may have, since the caller's thread puts them on the streams.
-LONGEST = 256
+#: Operations on the streams at a time: what is there can't be cancelled any more, and the caller's
+#: thread puts it there. More wait with the threads.
+MOST = 64
 
 #: Streams of an engine; cuFile runs one operation of a stream at a time.
 STREAMS = 4
@@ -108,11 +110,14 @@ class StreamedPart(Part):
 
     def _look(self, row: int, future: Any) -> None:
         """Account an operation that its stream has done."""
-        nbytes = int(self.operations["nbytes"][row])
+        _, nbytes, offset, number, write = self.operations[row].item()
         try:
             moved = future.check_bytes_done()
         except RuntimeError as error:
-            failure: Failure | None = decode(error)
+            found = decode(error)
+            if write:
+                found = find_lost(found, self.files[number].fd, offset, nbytes)
+            failure: Failure | None = found
         else:
             failure = None if moved == nbytes else short(moved, nbytes, self._ends_early(row))
         if failure is None:
@@ -146,6 +151,7 @@ class Streams:
         self._note = note
         self._lock = threading.Lock()
         self._streams: list[Stream] = []
+        self._under_way = 0
 
     def take(
         self, operations: Table, path: Table, rest: tuple[Any, ...], transfer: Transfer
@@ -157,7 +163,9 @@ class Streams:
         operations, path, rest
             What a `Part` is made of.
         """
-        if not self._possible or (path > Path.BOUNCE).any() or len(operations) > LONGEST:
+        if not self._possible or (path > Path.BOUNCE).any():
+            return None
+        if self._under_way + len(operations) > MOST:
             return None
         if self._wanted == "auto" and not self._would_wait(transfer):
             return None
@@ -167,6 +175,8 @@ class Streams:
         if part.beyond_end() is not None:
             return None
         with self._lock, current(self._device):
+            self._under_way += len(operations)
+            part.progress.at_end(partial(self._ended, len(operations)))
             failure = part.enqueue(self._all(), transfer)
         if failure is not None:
             self._possible = False
@@ -185,6 +195,10 @@ class Streams:
                 return True
         with current(self._device):
             return status("cuStreamQuery", 0)[0] == "CUDA_ERROR_NOT_READY"
+
+    def _ended(self, operations: int) -> None:
+        with self._lock:
+            self._under_way -= operations
 
     def _all(self) -> list[Stream]:
         if not self._streams:

@@ -12,7 +12,7 @@ import tensorspill
 from tensorspill.engine import Engine
 from tests.conformance.memory import LANE_VARIABLE, MEMORY
 
-__all__ = ["LANES", "REAL_CUFILE", "Lane", "for_host_memory", "for_tensors"]
+__all__ = ["LANES", "REAL_CUFILE", "STREAMED", "Lane", "for_host_memory", "for_tensors"]
 
 #: Whether the process runs on the real cuFile, without a GPU.
 REAL_CUFILE = os.environ.get(LANE_VARIABLE) == "real"
@@ -63,6 +63,9 @@ LANES = [
     for lane in (_HOST if MEMORY.device == "cpu" else _DEVICE[os.environ.get(LANE_VARIABLE)])
     if _wanted is None or lane.name in _wanted.split(",")
 ]
+
+#: Lanes whose batches may be on streams of cuFile's as soon as they are submitted.
+STREAMED = {"gds", "gds-ordered"} if os.environ.get(LANE_VARIABLE) == "cufile" else set[str]()
 
 for_host_memory = pytest.mark.skipif(
     MEMORY.device != "cpu", reason="about host memory, which this engine does not serve"

@@ -28,7 +28,7 @@ from tests.conformance.data import (
     read,
     write,
 )
-from tests.conformance.lanes import Lane, for_tensors
+from tests.conformance.lanes import STREAMED, Lane, for_tensors
 from tests.conformance.memory import MEMORY
 
 
@@ -126,7 +126,9 @@ def test_done_callbacks_may_submit(engine: Engine):
         assert equal(read(engine, file, 20_000), joined([content, content]))
 
 
-def test_cancelling(engine: Engine):
+def test_cancelling(lane: Lane, engine: Engine):
+    if lane.name in STREAMED:
+        pytest.skip("what was put on a stream can't be cancelled any more: see tests/gds")
     # So much that the last can't be over before it is cancelled, however busy the machine.
     content = random_bytes(16 << 20)
     with engine.open("x", "w", size=16 << 20) as file:

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tensorspill.errors import BrokenError, EndOfFileError, NoSpaceError, UnsupportedError
-from tensorspill.gds.codes import BY_CODE, BY_TEXT
+from tensorspill.gds.codes import BY_CODE, BY_TEXT, CufileCode
 from tensorspill.gds.failures import decode, short
 from tests.standin.build import UnavailableError, find_installed
 
@@ -29,14 +29,14 @@ def test_the_table_is_that_of_the_header():
 
 
 @pytest.mark.parametrize("code", BY_CODE.values(), ids=lambda code: code.code)
-def test_each_code_has_a_remedy_and_is_decoded(code):
+def test_each_code_has_a_remedy_and_is_decoded(code: CufileCode):
     assert code.remedy
     for text in (
         f"cuFile error at: {WHERE}: {code.text}",
         f"KvikIO failure at: {WHERE}: cuFile error:{code.text}",
     ):
         failure = decode(RuntimeError(text))
-        assert failure.code is code
+        assert failure.code == code
         error = pickle.loads(pickle.dumps(failure.error("Read", path="/x", offset=1, nbytes=2)))
         assert (error.path, error.offset, error.nbytes) == ("/x", 1, 2)
         assert code.remedy in str(error)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,6 +77,7 @@ def test_options_choose_too(tmp_path: Path):
     else:
         with pytest.raises(UnsupportedError, match="registered_bytes"):
             choose_engine(tmp_path, "cuda:0", registered_bytes=0)
+    options: dict[str, Any]
     for options in ({"staging_bytes": 1 << 26, "registered_bytes": 0}, {"qdepth": 3}):
         with pytest.raises(UnsupportedError):
             tensorspill.open_engine(tmp_path, "cuda:0", **options)
