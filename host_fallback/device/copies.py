@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
+from tensorspill.engine.latencies import Latencies
 from tensorspill.engine.statistics import PathStatistics
 from tensorspill.errors import UnsupportedError
 from tensorspill.pool.cuda.driver import call, error_for, status, version
@@ -15,48 +17,65 @@ __all__ = ["Copier", "Meter"]
 #: Version of the driver that has batched copies.
 _BATCHES = 12080
 
+#: Times of copies that are kept before they are sorted into the histogram.
+_RECENT = 256
+
 #: Codes by which a driver or a GPU says that it has none after all.
 _NO_BATCHES = ("CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_NOT_FOUND")
 
 
 class Meter:
-    """Counts copies: how many bytes, how long at least one was under way."""
+    """Counts copies: how many bytes, how long each took, how long any was under way."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._nbytes = self._count = self._under_way = 0
         self._since = self._seconds = self._slowest = 0.0
+        self._latencies, self._recent = Latencies(), list[float]()
 
     def began(self) -> float:
         """Count a copy in; return the time, for `ended`."""
         now = time.perf_counter()
-        if self._under_way == 0:
-            self._since = now
-        self._under_way += 1
+        with self._lock:
+            if self._under_way == 0:
+                self._since = now
+            self._under_way += 1
         return now
 
     def ended(self, begun: float, nbytes: int) -> None:
         """Count a copy out."""
         now = time.perf_counter()
-        self._under_way -= 1
-        if self._under_way == 0:
-            self._seconds += now - self._since
-        self._slowest = max(self._slowest, now - begun)
-        self._nbytes += nbytes
-        self._count += 1
+        with self._lock:
+            self._under_way -= 1
+            if self._under_way == 0:
+                self._seconds += now - self._since
+            self._slowest = max(self._slowest, now - begun)
+            self._nbytes += nbytes
+            self._count += 1
+            self._recent.append(now - begun)
+            if len(self._recent) >= _RECENT:
+                self._fold()
 
     def statistics(self) -> PathStatistics | None:
         """Return what was counted, or None without any copy."""
-        if not self._count:
-            return None
         now = time.perf_counter()
-        running = now - self._since if self._under_way else 0.0
-        return PathStatistics(
-            io_bytes=self._nbytes,
-            operations=self._count,
-            seconds=self._seconds + running,
-            slowest=self._slowest,
-            why="between GPU memory and page-locked blocks",
-        )
+        with self._lock:
+            if not self._count:
+                return None
+            self._fold()
+            running = now - self._since if self._under_way else 0.0
+            return PathStatistics(
+                io_bytes=self._nbytes,
+                operations=self._count,
+                seconds=self._seconds + running,
+                slowest=self._slowest,
+                why="between GPU memory and page-locked blocks",
+                latencies=self._latencies,
+            )
+
+    def _fold(self) -> None:
+        self._latencies += Latencies.of(self._recent)
+        self._recent.clear()
 
 
 class Copier:

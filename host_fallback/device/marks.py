@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from tensorspill.errors import SpillError
-from tensorspill.host_fallback.device.work import Work
+
+if TYPE_CHECKING:
+    from tensorspill.host_fallback.device.work import Work
 
 __all__ = ["Marks"]
 

@@ -140,6 +140,7 @@ def test_sums_add_up(tmp_path):
     assert sum(path.nbytes for path in paths.values()) == 2 * sum(sizes)
     copy = paths["staged-device/copy"]
     assert (copy.nbytes, copy.io_bytes) == (0, 2 * sum(sizes))
+    assert copy.latencies.count == copy.operations
     assert all(path.why and path.operations and path.seconds > 0 for path in paths.values())
     assert "page-locked" in paths["staged-device/direct"].why
     assert statistics.staging_bytes >= 64 * MIB
