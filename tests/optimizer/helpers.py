@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,6 @@ from tensorspill.pool import BufferPool, ExtentAllocator
 from tensorspill.residency.entry import State
 from tensorspill.swap.swapper import ParameterSwapper
 from tests.swap.helpers import check_swapper
-
-Parameters = Sequence[torch.Tensor]
 
 
 class Scattering(ExtentAllocator):
@@ -148,4 +146,8 @@ def settings(name: str) -> dict[str, Any]:
     return more.get(name, {})
 
 
-Make = Callable[[], nn.Module]
+def fresh_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """Return random values of a tensor's form, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    return values.to(tensor.dtype)

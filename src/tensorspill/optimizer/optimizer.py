@@ -126,7 +126,7 @@ class SpilledOptimizer(torch.optim.Optimizer):
         self._unfinished: list[Portion] = []
         self._planned: list[Portion] = []
         self._steps = 0
-        self._reversed = self._closed = False
+        self._reversed, self._closed = True, False
         groups = _listed(params)
         self._wrapped = Wrapped(cls, groups, defaults, separable)
         self._planner = Planner(
@@ -184,7 +184,9 @@ class SpilledOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None
             ]
             self._planned = self._planner.portions(self.param_groups, members)
-            self._unfinished = self._in_order()
+            # Back the way the last one came: what is in memory since then needs no reading.
+            self._reversed = not self._reversed and not offloaded(self._parameters())
+            self._unfinished = self._planned[::-1] if self._reversed else list(self._planned)
             self.finish_step()
         return loss
 
@@ -200,9 +202,6 @@ class SpilledOptimizer(torch.optim.Optimizer):
             scaler = from_scaler(self)
             while self._unfinished:
                 self._step_portion(self._unfinished[0], scaler)
-            self._steps += 1
-            # Back the way it came: what is in memory at the end needs no reading.
-            self._reversed = not self._reversed and not offloaded(self._parameters())
 
     def _step_portion(self, portion: Portion, scaler: Mapping[str, Any]) -> None:
         tensors, parameters = self.state_tensors, portion.parameters
@@ -218,6 +217,7 @@ class SpilledOptimizer(torch.optim.Optimizer):
                     with span("compute", "optimizer"):
                         self._compute(portion, scaler)
                     del self._unfinished[0]
+                    self._steps += not self._unfinished
                     done = True
             finally:
                 tensors.unpin(states, changed=done)
@@ -246,9 +246,6 @@ class SpilledOptimizer(torch.optim.Optimizer):
     def _spill_new(self, portion: Portion) -> None:
         """Write what state has come up, or could not be written before."""
         self.state_tensors.adopt([v for p in portion.parameters for v in self._values(p)])
-
-    def _in_order(self) -> list[Portion]:
-        return self._planned[::-1] if self._reversed else list(self._planned)
 
     def _upcoming(self, portions: Sequence[Portion]) -> Iterator[Coming]:
         """Yield what will be needed after the portion at hand, in this step and in the next."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from tensorspill.optimizer.local import local_part
 from tensorspill.optimizer.masters import Masters
 from tensorspill.optimizer.portions import Costs, Member, Portion, portions_of, target_bytes
 from tensorspill.optimizer.visits import visit_bytes, visit_limit
-from tensorspill.optimizer.wrapped import Group, Wrapped
+from tensorspill.optimizer.wrapped import Group, Layout, Wrapped
 from tensorspill.pool.sizes import round_down, round_up
 
 __all__ = ["Planner", "common_device"]
@@ -39,7 +40,7 @@ class Planner:
         self._wrapped = wrapped
         self._masters = masters
         self._min_bytes = min_bytes
-        self._layouts: dict[tuple[int, torch.dtype, int], tuple[int, ...]] = {}
+        self._layouts: dict[tuple[int, torch.dtype, int], Layout] = {}
         self._costs: dict[torch.Tensor, int] = {}
 
     def portions(self, groups: Sequence[Group], members: Iterable[Member]) -> list[Portion]:
@@ -91,14 +92,17 @@ class Planner:
 
     def _measured(self, group: Group, member: Member) -> int:
         parameter = member.parameter
-        numel = local_part(parameter.detach()).numel()
+        shape = local_part(parameter.detach()).shape
         updated = self._like_updated(parameter)
         key = (member.group, updated.dtype, parameter.ndim)
         if key not in self._layouts:
             self._layouts[key] = self._wrapped.layout(group, updated)
-        sizes = [numel * size for size in self._layouts[key]]
+        sizes = [
+            size * math.prod(n for n, like in zip(shape, long, strict=True) if like)
+            for size, long in self._layouts[key]
+        ]
         if self._masters.wanted(parameter):
-            sizes.append(numel * updated.element_size())
+            sizes.append(shape.numel() * updated.element_size())
         return sum(round_up(size, _UNIT) for size in sizes if size >= self._min_bytes)
 
     def _like_updated(self, parameter: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import (
     ItemsView,
     Iterator,
@@ -146,7 +147,8 @@ class ParameterState(dict[str, Any]):
     __hash__ = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (list(self.items()),)
+        # What torch.load makes even where it trusts nobody.
+        return OrderedDict, (), None, None, iter(self.items())
 
     def __repr__(self) -> str:
         return f"<ParameterState of {', '.join(self._raw())}>"

@@ -110,8 +110,8 @@ class StateTensors:
         return (
             type(local) in (torch.Tensor, torch.nn.Parameter)
             and local.device == self.swapper.file.device
-            and local.numel() > 0
-            and local.nbytes >= self.swapper.min_bytes
+            and local.ndim > 0
+            and local.nbytes >= max(self.swapper.min_bytes, 1)
             and _is_dense(local)
         )
 

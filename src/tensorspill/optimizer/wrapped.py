@@ -10,9 +10,12 @@ import torch
 
 from tensorspill.errors import UnsupportedError
 
-__all__ = ["SEPARABLE", "Group", "Wrapped", "from_scaler", "same_choice"]
+__all__ = ["SEPARABLE", "Group", "Layout", "Wrapped", "from_scaler", "same_choice"]
 
 Group = dict[str, Any]
+#: Of each tensor of state the bytes of an element, and for each dimension whether it is as long as
+#: the parameter's, else 1.
+Layout = tuple[tuple[int, tuple[bool, ...]], ...]
 
 #: Each updates a parameter from nothing but that parameter, its gradient, its own state and the
 #: group's settings, and evaluates the closure once: tests step them together and one by one.
@@ -133,8 +136,8 @@ class Wrapped:
         optimizer.__setstate__({"state": kept, "param_groups": list(groups)})
         optimizer.param_groups = []
 
-    def layout(self, group: Group, parameter: torch.Tensor) -> tuple[int, ...]:
-        """Return the bytes of an element of each tensor of state that is as large as `parameter`.
+    def layout(self, group: Group, parameter: torch.Tensor) -> Layout:
+        """Return of what form each tensor of a parameter's state is.
 
         Found out by a step with a tiny stand-in, so whatever keeps the real step from being taken,
         such as ``fused`` with a dtype that has no kernel, is raised here.
@@ -148,9 +151,9 @@ class Wrapped:
         optimizer = self._cls([{**settings, "params": [tiny]}], **self._given)
         self._step(optimizer)
         return tuple(
-            value.element_size()
+            (value.element_size(), tuple(size == 3 for size in value.shape))
             for value in optimizer.state[tiny].values()
-            if isinstance(value, torch.Tensor) and value.numel() == tiny.numel() and value.ndim
+            if isinstance(value, torch.Tensor) and value.ndim == tiny.ndim > 0
         )
 
 
