@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
+import logging
 import os
+import re
 import secrets
+import stat
+import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -20,8 +25,13 @@ from tensorspill.pool.sizes import parse_bytes
 
 __all__ = ["FastFile"]
 
+log = logging.getLogger(__name__)
+
 _BLOCK = 4096
 _PEEK = 8192
+
+#: Seconds for which nobody wrote to a file that a killed process left.
+_LEFT_FOR = 60.0
 
 
 class FastFile(BinaryIO):
@@ -83,6 +93,9 @@ class FastFile(BinaryIO):
         if self._mode == "xb" and os.path.lexists(self._name):
             raise BrokenError.from_errno(errno.EEXIST, "There is such a file", path=path)
         folder, base = os.path.split(self._name)
+        if self._mode == "rb":
+            # Copies to new memory are slow, and two threads do them in half the time.
+            options.setdefault("threads", 2)
         self._engine: Engine = open_engine(folder, "cpu", "aio", **options)
         self._reader: ReadAhead | None = None
         self._writer: WriteBehind | None = None
@@ -91,6 +104,7 @@ class FastFile(BinaryIO):
             if self._mode == "rb":
                 self._reader = ReadAhead(self._engine, base, nbytes, buffers)
             else:
+                _remove_leftovers(folder, base)
                 self._temporary = f".{base[:200]}.{secrets.token_hex(4)}.saving"
                 self._writer = WriteBehind(self._engine, self._temporary, nbytes, buffers)
         except BaseException:
@@ -353,3 +367,25 @@ class FastFile(BinaryIO):
 
     def __repr__(self) -> str:
         return f"<FastFile {self._name!r} mode={self._mode!r}{' closed' if self.closed else ''}>"
+
+
+def _remove_leftovers(folder: str, base: str) -> None:
+    """Remove what killed processes left of files of this name: ours, unlocked, and not new."""
+    leftover = re.compile(rf"\.{re.escape(base[:200])}\.[0-9a-f]{{8}}\.saving")
+    for name in filter(leftover.fullmatch, os.listdir(folder)):
+        path = os.path.join(folder, name)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            found = os.fstat(fd)
+            # Between its making and its locking a file of a living process looks like a leftover.
+            old = time.time() - found.st_mtime > _LEFT_FOR
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and old:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+        except OSError as error:
+            log.info("Left %s where it is: %s", path, error)
+        finally:
+            os.close(fd)

@@ -304,7 +304,13 @@ class TestExport:
         with Reader(path) as reader, pytest.raises(CorruptError):
             export(reader, tmp_path / "out", form)
         assert not (tmp_path / "out.pt").exists()
-        assert not (tmp_path / "out" / "model.safetensors.index.json").exists()
+        assert not (tmp_path / "out").exists() or os.listdir(tmp_path / "out") == []
+
+    def test_nothing_is_overwritten(self, tmp_path, nested):
+        (tmp_path / "model.safetensors").write_bytes(b"mine")
+        with Reader(nested) as reader, pytest.raises(UnsupportedError):
+            export_safetensors(reader, tmp_path)
+        assert (tmp_path / "model.safetensors").read_bytes() == b"mine"
 
     def test_a_place_that_is_not_there(self, tmp_path, nested):
         with Reader(nested) as reader, pytest.raises(MissingFileError):

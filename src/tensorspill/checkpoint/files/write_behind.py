@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 from collections import deque
 from types import TracebackType
@@ -50,6 +52,9 @@ class WriteBehind:
         self._file: File = engine.open(name, "x")
         # All requests are whole buffers, so that the last one may be padded.
         self._file.exclusive = True
+        # For as long as it is open: without the lock, a file of this name is a leftover.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._allocated = 0
         self._slab = Slab(buffers * buffer_bytes, page_lock="no")
         memory = self._slab.array

@@ -10,18 +10,19 @@ from dataclasses import dataclass
 import torch
 
 from tensorspill.checkpoint.files.chunks import Box, Chunk, Source
-from tensorspill.checkpoint.files.durable import open_directory, sync_folder, write_text
+from tensorspill.checkpoint.files.durable import open_directory, write_text
 from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.manifest import KeyPath, Manifest
 from tensorspill.checkpoint.files.reading import Reader
 from tensorspill.checkpoint.files.writing import write_file
-from tensorspill.errors import UnsupportedError
+from tensorspill.errors import BrokenError, UnsupportedError
 from tensorspill.pool.buffer_pool import BufferPool
 from tensorspill.pool.sizes import parse_bytes
 
 __all__ = ["Exported", "export_safetensors", "selected"]
 
 STAGING = 32 << 20
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,34 +117,61 @@ def export_safetensors(
     if len(tensors) < sum(name in manifest.tensors for name in names):
         raise UnsupportedError("Two tensors would have the same name in the export")
     shards = list(_shards(manifest, tensors, parse_bytes(shard_bytes)))
-    os.makedirs(path, exist_ok=True)
-    where: dict[str, str] = {}
-    with Engines(path) as engines, BufferPool(STAGING, page_lock="no") as staging:
-        for number, shard in enumerate(shards, 1):
-            file = _shard_name(number, len(shards))
-            chunks = [
-                Chunk(name, Box.whole(manifest.tensors[stored].shape), _Stored(reader, stored))
-                for name, stored in shard.items()
-            ]
-            write_file(path, file, chunks, engine=engines, staging=staging)
-            where.update(dict.fromkeys(shard, file))
-    total = sum(manifest.tensors[stored].nbytes for stored in tensors.values())
     files = [_shard_name(number, len(shards)) for number in range(1, len(shards) + 1)]
     if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
-        files.append("model.safetensors.index.json")
-        fd = open_directory(path)
-        try:
-            write_text(fd, files[-1], (json.dumps(index, indent=2) + "\n").encode(), path)
-        finally:
-            os.close(fd)
-    sync_folder(path)
+        files.append(INDEX)
+    _make_place(path, files)
+    try:
+        _write(reader, path, dict(zip(files, shards, strict=False)))
+    except BaseException:
+        # Files that are not whole must not look as if they were.
+        for file in files:
+            if os.path.lexists(os.path.join(path, file)):
+                os.unlink(os.path.join(path, file))
+        raise
+    total = sum(manifest.tensors[stored].nbytes for stored in tensors.values())
     return Exported(
         tuple(os.path.join(path, file) for file in files),
         len(tensors),
         total,
         tuple(name for name in names if name in manifest.objects),
     )
+
+
+def _make_place(path: str, files: list[str]) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise BrokenError.from_oserror(error, "Can't make the folder", path=path) from error
+    for file in files:
+        if os.path.lexists(os.path.join(path, file)):
+            raise UnsupportedError(
+                "There is such a file already", path=os.path.join(path, file),
+                remedy="Export to another folder",
+            )  # fmt: skip
+
+
+def _write(reader: Reader, path: str, shards: Mapping[str, Mapping[str, str]]) -> None:
+    """Write the files, and the index if there are several."""
+    tensors = reader.manifest.tensors
+    with Engines(path) as engines, BufferPool(STAGING, page_lock="no") as staging:
+        for file, shard in shards.items():
+            chunks = [
+                Chunk(name, Box.whole(tensors[stored].shape), _Stored(reader, stored))
+                for name, stored in shard.items()
+            ]
+            write_file(path, file, chunks, engine=engines, staging=staging)
+    if len(shards) > 1:
+        where = {name: file for file, shard in shards.items() for name in shard}
+        total = sum(
+            tensors[stored].nbytes for shard in shards.values() for stored in shard.values()
+        )
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
+        fd = open_directory(path)
+        try:
+            write_text(fd, INDEX, (json.dumps(index, indent=2) + "\n").encode(), path)
+        finally:
+            os.close(fd)
 
 
 def _shard_name(number: int, count: int) -> str:
