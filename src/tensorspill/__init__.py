@@ -9,11 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tensorspill.activations import activation_spill
     from tensorspill.engine import Engine, File, Request, Transfer
     from tensorspill.opening import open_engine
+    from tensorspill.optimizer import SpilledOptimizer
     from tensorspill.pool import Buffer, BufferPool
     from tensorspill.spill import SpillFile
     from tensorspill.swap import ParameterSwapper, SwapStatus
+    from tensorspill.training import init, offload, offloaded
 
 __version__ = "0.1.0"
 
@@ -25,9 +28,14 @@ __all__ = [
     "ParameterSwapper",
     "Request",
     "SpillFile",
+    "SpilledOptimizer",
     "SwapStatus",
     "Transfer",
+    "activation_spill",
     "errors",
+    "init",
+    "offload",
+    "offloaded",
     "open_engine",
 ]
 
@@ -39,19 +47,40 @@ _WHERE = {
     "ParameterSwapper": "tensorspill.swap",
     "Request": "tensorspill.engine",
     "SpillFile": "tensorspill.spill",
+    "SpilledOptimizer": "tensorspill.optimizer",
     "SwapStatus": "tensorspill.swap",
     "Transfer": "tensorspill.engine",
+    "activation_spill": "tensorspill.activations",
+    "init": "tensorspill.training",
+    "offload": "tensorspill.training",
+    "offloaded": "tensorspill.training",
     "open_engine": "tensorspill.opening",
 }
+
+#: Sub-packages that are used by their names: ``tensorspill.checkpoint.save``.
+_PARTS = frozenset(
+    {
+        "checkpoint",
+        "deepspeed",
+        "engine",
+        "errors",
+        "gds",
+        "host_fallback",
+        "pool",
+        "profiling",
+        "timeline",
+        "topology",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(importlib.import_module(_WHERE[name]), name)
-    if name in ("engine", "errors", "gds", "host_fallback", "pool", "topology"):
+    if name in _PARTS:
         return importlib.import_module(f"tensorspill.{name}")
     raise AttributeError(f"module 'tensorspill' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__all__, *_PARTS])
