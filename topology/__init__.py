@@ -9,6 +9,7 @@ from tensorspill.topology.affinity import Affinity, affinities
 from tensorspill.topology.binding import bind_process, bind_thread, bound
 from tensorspill.topology.discovery import Storage, device_of, discover
 from tensorspill.topology.distances import Distance, distance, nearest
+from tensorspill.topology.folders import nearest_folder
 from tensorspill.topology.machine import (
     Bridge,
     Drive,
@@ -74,6 +75,7 @@ __all__ = [
     "launched",
     "model_state",
     "nearest",
+    "nearest_folder",
     "place_on",
     "plan_writers",
     "select_writers",
