@@ -31,6 +31,7 @@ from tensorspill.checkpoint.distributed.description import Held
 from tensorspill.checkpoint.distributed.group import Ranks, combined, ranks_of
 from tensorspill.checkpoint.distributed.nested import flatten
 from tensorspill.checkpoint.distributed.planning import Limits, Plan
+from tensorspill.checkpoint.distributed.replication import patterns
 from tensorspill.checkpoint.files.chunks import Box
 from tensorspill.checkpoint.files.quiet import collection_paused
 from tensorspill.checkpoint.objects import dump
@@ -80,7 +81,7 @@ class SavePlanner(DefaultSavePlanner):
     ) -> None:
         super().__init__()
         self._process_group = process_group
-        self._vouched = tuple(replicated)
+        self._vouched = patterns(replicated)
         self._limits = limits or Limits()
         self._timeout = timeout
         self._folder = "."

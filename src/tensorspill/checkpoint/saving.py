@@ -18,6 +18,7 @@ from tensorspill.checkpoint.distributed.description import Held
 from tensorspill.checkpoint.distributed.group import Ranks, known_ranks, ranks_of
 from tensorspill.checkpoint.distributed.nested import flatten
 from tensorspill.checkpoint.distributed.planning import Limits
+from tensorspill.checkpoint.distributed.replication import patterns
 from tensorspill.checkpoint.files.chunks import ObjectChunk
 from tensorspill.checkpoint.objects import dump
 
@@ -207,6 +208,7 @@ class Saver:
 
         Raises what that one raised, if nobody has asked it yet, and what `Attempt.agree` raises.
         """
+        vouched = patterns(replicated)
         running, self.running = self.running, None
         attempt = Attempt(self.ranks, settings)
 
@@ -218,7 +220,7 @@ class Saver:
                     # Unless it has ended, it is still what runs.
                     self.running = None if running.done() else running
             flat, paths = flatten(asked(state))
-            vouched, asks = tuple(replicated), ("save", settings.root)
+            asks = "save", settings.root
             return self._describer.describe(flat, paths, vouched, settings.limits, asks)
 
         attempt.agree(bring)

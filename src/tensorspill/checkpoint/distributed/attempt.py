@@ -86,6 +86,8 @@ class Settings:
     def __post_init__(self) -> None:
         if self.step is not None and (isinstance(self.step, bool) or self.step < 0):
             raise UnsupportedError(f"Step {self.step!r} is no number of a step")
+        if self.keep is not None and self.keep < 1:
+            raise UnsupportedError(f"At least one checkpoint has to be kept, not {self.keep}")
         if not self.timeout > 0:
             raise UnsupportedError(f"A timeout of {self.timeout} s leaves no time")
 

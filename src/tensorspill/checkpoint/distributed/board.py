@@ -181,18 +181,19 @@ class Board:
 
     def _leave(self) -> None:
         """Let rank 0 go last: with it may end the store, from which all others have to read."""
-        others = [r for r in range(1, self.size) if not self._error or r not in self._error.ranks]
+        lost = self._error.ranks if isinstance(self._error, RankFailedError) else ()
+        others = [f"left/{rank}" for rank in range(1, self.size) if rank not in lost]
         try:
             if self.rank:
                 self._line.ask(
                     lambda store: store.set(f"left/{self.rank}", "") or True, anyway=True
                 )
-            else:
-                left = [f"left/{rank}" for rank in others]
-                patience = min(self.timeout, _FAREWELL)
-                gone = self._line.ask(lambda s: read_all(s, left), anyway=True, patience=patience)
-                if gone is not None:
-                    self._line.ask(self._forget, anyway=True)
+                return
+            patience = min(self.timeout, _FAREWELL)
+            left = self._line.ask(lambda s: read_all(s, others), anyway=True, patience=patience)
+            # Whoever was only stopped has to find the verdict when it goes on.
+            if left is not None and len(left) == self.size - 1:
+                self._line.ask(self._forget, anyway=True)
         except SpillError:
             logger.warning("The store was lost after the end of a save")
 

@@ -28,7 +28,7 @@ import torch
 from tensorspill.checkpoint.distributed.description import Claim
 from tensorspill.errors import UnsupportedError
 
-__all__ = ["Replicas", "mark"]
+__all__ = ["Replicas", "mark", "patterns"]
 
 # Address, bytes: memory is known by where it is, since state dictionaries hold other tensors on it.
 _Memory = tuple[int, int]
@@ -49,9 +49,7 @@ class Replicas:
     """
 
     def __init__(self, vouched: Iterable[str], ranks: Iterable[int], search: bool = True) -> None:
-        if isinstance(vouched, str):
-            raise UnsupportedError("Names of replicated tensors are a list, not one text")
-        self._vouched = tuple(vouched)
+        self._vouched = patterns(vouched)
         self._group = tuple(sorted(ranks))
         #: Whether there is anything to look for.
         self.searches = search and len(self._group) > 1
@@ -112,6 +110,19 @@ class Replicas:
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
                 self._add(value, claim._replace(why=f"{claim.why}, optimizer's {key}"))
+
+
+def patterns(vouched: Iterable[str]) -> tuple[str, ...]:
+    """Return patterns of names as they are kept.
+
+    Raises
+    ------
+    UnsupportedError
+        It is one text, whose letters would be patterns.
+    """
+    if isinstance(vouched, str):
+        raise UnsupportedError(f"Names of replicated tensors are a list: [{vouched!r}]")
+    return tuple(vouched)
 
 
 _MARK = "_tensorspill_claim"
