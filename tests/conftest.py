@@ -26,12 +26,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take Ctrl-C again where the shell that started this run in its background ignores it.
+    """Make runs alike: Ctrl-C is taken, and nothing that was tuned on this machine counts.
 
-    Tests send it to themselves and to children, which would wait for ever for what never comes.
+    A shell that started this run in its background may ignore Ctrl-C. Tests send it to themselves
+    and to children, which would wait for ever for what never comes.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Whatever was tuned on this machine, defaults are what tests expect, in children too.
+    os.environ["TENSORSPILL_TUNED"] = ""
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

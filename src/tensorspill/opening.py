@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 
 from tensorspill.engine.engine import Engine
 from tensorspill.engine.options import resolve
-from tensorspill.errors import UnsupportedError
+from tensorspill.engine.tuned import read_tuned, settings_path
+from tensorspill.errors import SpillError, UnsupportedError
 
-__all__ = ["Choice", "choose_engine", "open_engine"]
+__all__ = ["Choice", "choose_engine", "device_key", "open_engine"]
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +67,9 @@ def open_engine(
     **options
         Of the engine: for "aio" see `tensorspill.host_fallback.AioOptions`, and for GPUs
         `tensorspill.host_fallback.device.StagedOptions`; for "gds" `tensorspill.gds.GdsOptions`.
-        What is not given comes from ``TENSORSPILL_<OPTION>``, else from the default;
-        `Engine.statistics` says which. With "auto", an option that only one engine has chooses it.
+        What is not given comes from ``TENSORSPILL_<OPTION>``, else from what ``tensorspill tune``
+        found for the device below the folder, else from the default; `Engine.statistics` says
+        which. With "auto", an option that only one engine has chooses it.
 
     Raises
     ------
@@ -85,7 +88,8 @@ def open_engine(
         from tensorspill.host_fallback.engine import AioEngine
         from tensorspill.host_fallback.options import AioOptions
 
-        return AioEngine(folder, choice.device, resolve(AioOptions, options))
+        tuned = _tuned(folder, "aio")
+        return AioEngine(folder, choice.device, resolve(AioOptions, options, tuned))
     log.info("%s and %s: backend %r, %s", folder, choice.device, choice.backend, choice.why)
     if choice.backend == "aio":
         engine = _open_staged(folder, choice.device, options)
@@ -185,7 +189,8 @@ def _open_staged(
     from tensorspill.host_fallback.device.engine import StagedEngine
     from tensorspill.host_fallback.device.options import StagedOptions
 
-    return StagedEngine(folder, device, resolve(StagedOptions, options))
+    tuned = _tuned(folder, "staged")
+    return StagedEngine(folder, device, resolve(StagedOptions, options, tuned))
 
 
 def _open_gds(folder: str | os.PathLike[str], choice: Choice, options: dict[str, Any]) -> Engine:
@@ -196,5 +201,32 @@ def _open_gds(folder: str | os.PathLike[str], choice: Choice, options: dict[str,
         # Sizes and numbers of threads that suit kvikio say nothing about the host path.
         return _open_staged(folder, choice.device, {"direct": options.get("direct")})
 
-    resolved = resolve(GdsOptions, options)
+    resolved = resolve(GdsOptions, options, _tuned(folder, "gds"))
     return GdsEngine(folder, choice.device, resolved, None if choice.asked else host)
+
+
+def device_key(folder: str | os.PathLike[str]) -> str:
+    """Return what tuned settings are kept under: the machine, the device and its file system.
+
+    Raises
+    ------
+    BrokenError
+        The folder can't be looked at.
+    """
+    from tensorspill.topology.discovery.paths import device_of
+
+    below = device_of(folder)
+    return f"{socket.gethostname()}/{below.device or below.mount}/{below.filesystem}"
+
+
+def _tuned(folder: str | os.PathLike[str], kind: str) -> dict[str, int]:
+    """Return the settings that were measured for what is below a folder."""
+    path = settings_path()
+    # Without such a file, which is the usual case, nothing is looked up.
+    if path is None or not os.path.exists(path):
+        return {}
+    try:
+        return read_tuned(device_key(folder), kind)
+    except SpillError as error:
+        log.debug("No tuned settings for %s: %s", folder, error)
+        return {}
