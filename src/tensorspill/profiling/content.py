@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from tensorspill.errors import CorruptError
 from tensorspill.pool.slab import Slab
 
 __all__ = [
-    "WrongContentError",
     "check_same",
     "cut",
     "locked",
@@ -33,10 +33,6 @@ _ODD = 13
 
 #: One byte in every 512 and less is changed, so that no block of a drive stays what it was.
 _STRIDE = 509
-
-
-class WrongContentError(RuntimeError):
-    """A timed transfer moved the wrong bytes: its time is worth nothing."""
 
 
 def page_aligned(nbytes: int, huge_pages: bool = True) -> torch.Tensor:
@@ -114,8 +110,8 @@ def check_same(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 
     Raises
     ------
-    WrongContentError
-        They differ.
+    CorruptError
+        They differ, so the time of whatever moved them is worth nothing.
     """
     if not torch.equal(found, expected):
-        raise WrongContentError(f"{what}: the bytes read are not the bytes written")
+        raise CorruptError(f"{what}: the bytes read are not the bytes written")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tensorspill.errors import CorruptError
+
 __all__ = ["check_written", "prewrite", "written_file"]
 
 _CHUNK = 8 << 20
@@ -56,7 +58,7 @@ def check_written(
 
     Raises
     ------
-    RuntimeError
+    CorruptError
         They differ.
     """
     step = max(1, len(content) // places)
@@ -65,7 +67,12 @@ def check_written(
         for at in range(0, len(content), step):
             expected = content[at : at + 4096].tobytes()
             if os.pread(file.fileno(), len(expected), offset + at) != expected:
-                raise RuntimeError(f"{path}: what is at {offset + at} is not what was written")
+                raise CorruptError(
+                    "The file does not hold what was written",
+                    path=path,
+                    offset=offset + at,
+                    nbytes=len(expected),
+                )
         # Or the next run would have to drop them.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorspill.profiling.clock import Sample
 
-__all__ = ["LEAN", "FioError", "FioJob", "available", "run_fio", "version"]
+__all__ = ["LEAN", "FioError", "FioJob", "FioSample", "available", "run_fio", "version"]
 
 #: What fio can leave away: a process of its own, changing the content for each write, and dropping
 #: the file's cached pages first.
@@ -21,12 +21,28 @@ LEAN = ("--thread", "--scramble_buffers=0", "--invalidate=0")
 #: Kept out of every run, since they only cost time outside the measured part.
 _QUIET = ("--disk_util=0", "--eta=never", "--fallocate=none", "--output-format=json")
 
+_HUGE_PAGES = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+
 _TIMEOUT = 300.0
 _GRACE = 3.0
 
 
 class FioError(RuntimeError):
     """fio was there and failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FioSample(Sample):
+    """What one run of fio took.
+
+    Attributes
+    ----------
+    latencies : tuple of float
+        Of the operations, in microseconds: median, 99th and 99.9th percentile, largest; empty if
+        the report does not say.
+    """
+
+    latencies: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +63,9 @@ class FioJob:
         Bytes of the file in which they lie; `nbytes` if not given.
     extra : tuple of str
         More arguments.
+    huge_pages : bool
+        Whether fio's own memory is in huge pages, as glibc 2.35 and later can do. Left alone it is
+        not, and a drive then moves hundreds of pieces for each operation.
     marks : tuple of Path, optional
         Two files that are touched right before the job's first operation and after its last.
     """
@@ -58,11 +77,13 @@ class FioJob:
     depth: int = 32
     region: int | None = None
     extra: tuple[str, ...] = ()
+    huge_pages: bool = False
     marks: tuple[Path, Path] | None = None
 
     def command(self) -> list[str]:
         """Return the command line."""
         arguments = [
+            *(("env", _HUGE_PAGES) if self.huge_pages else ()),
             "fio",
             "--name=job",
             f"--filename={self.path}",
@@ -94,12 +115,12 @@ def version() -> str | None:
     return subprocess.run(["fio", "--version"], capture_output=True, text=True).stdout.strip()
 
 
-def run_fio(job: FioJob) -> Sample | None:
+def run_fio(job: FioJob) -> FioSample | None:
     """Run a job; return its own seconds and CPU seconds, without fio's start and report.
 
     Returns
     -------
-    Sample or None
+    FioSample or None
         None if fio is not installed.
 
     Raises
@@ -115,7 +136,7 @@ def run_fio(job: FioJob) -> Sample | None:
     return result
 
 
-def parse(output: str) -> Sample:
+def parse(output: str) -> FioSample:
     """Read a report of one job.
 
     Raises
@@ -136,7 +157,14 @@ def parse(output: str) -> Sample:
     # In whole milliseconds: runs must take many of them.
     seconds = max(moved["runtime"], 1) / 1e3
     cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
-    return Sample(seconds, nbytes, cpu)
+    return FioSample(seconds, nbytes, cpu, latencies=_latencies(moved))
+
+
+def _latencies(moved: dict[str, Any]) -> tuple[float, ...]:
+    found = moved.get("clat_ns", {})
+    shares = found.get("percentile", {})
+    wanted = [shares.get(f"{share:.6f}") for share in (50, 99, 99.9)] + [found.get("max")]
+    return () if None in wanted else tuple(float(value) / 1e3 for value in wanted)
 
 
 def _output(job: FioJob) -> str:

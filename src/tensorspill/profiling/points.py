@@ -12,9 +12,9 @@ __all__ = ["DIRECTIONS", "MEMORIES", "Point", "size_text"]
 
 DIRECTIONS = ("read", "write")
 
-#: Of host memory: page-aligned as the library's pools are, as torch allocates it, or page-locked by
-#: the CUDA driver.
-MEMORIES = ("aligned", "ordinary", "pinned")
+#: Of host memory: page-aligned and in huge pages as the library's pools are, the same in small
+#: pages, as torch allocates it, or page-locked by the CUDA driver.
+MEMORIES = ("aligned", "small-pages", "ordinary", "pinned")
 
 MIB = 1 << 20
 
@@ -31,7 +31,7 @@ class Point:
     backend : {"auto", "aio", "gds"}
     device : str
         Where the tensors are: "cpu", "cuda:0".
-    memory : {"aligned", "ordinary", "pinned"}
+    memory : {"aligned", "small-pages", "ordinary", "pinned"}
         Which host memory; of GPUs there is one kind.
     block_bytes, depth, threads : int
         Options of the engine.

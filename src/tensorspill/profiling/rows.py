@@ -69,8 +69,8 @@ class Row:
         How often they were moved.
     gbps_first_done, gbps_last_done : float or None
         Rate in GB/s (decimal); medians over the rounds. A round is asked for as one transfer for
-        each thread: the rate until the first of them was done, and until the last was. The same
-        with one thread.
+        each thread, or for each tensor if these are fewer: the rate until the first of them was
+        done, and until the last was. The same with one transfer.
     gbps_stdev : float or None
         Standard deviation of the rounds' `gbps_last_done`.
     lat_us_p50, lat_us_p99, lat_us_p999, lat_us_max : float or None
