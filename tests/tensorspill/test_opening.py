@@ -1,9 +1,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import tensorspill
 from tensorspill.errors import UnsupportedError
+from tensorspill.opening import Choice, choose_engine
 
 
 def test_auto_takes_the_host_path_without_a_gpu(tmp_path: Path):
@@ -20,11 +22,19 @@ def test_the_environment_says_what_auto_means(tmp_path: Path, monkeypatch: pytes
         assert engine.name == "aio"
 
 
+def test_a_choice_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert choose_engine(tmp_path) == Choice(
+        "aio", torch.device("cpu"), "the tensors are in host memory"
+    )
+    monkeypatch.setenv("TENSORSPILL_BACKEND", "aio")
+    assert choose_engine(tmp_path).asked
+
+
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
         ({"backend": "uring"}, "uring"),
-        ({"device": "cuda"}, "cuda"),
+        ({"device": "meta"}, "meta"),
         ({"backend": "gds"}, "gds"),
         ({"block_bytes": 1000}, "block_bytes"),
         ({"block_bytes": 2 << 30}, "block_bytes"),

@@ -77,8 +77,9 @@ def test_options_choose_too(tmp_path: Path):
     else:
         with pytest.raises(UnsupportedError, match="registered_bytes"):
             choose_engine(tmp_path, "cuda:0", registered_bytes=0)
-    options: dict[str, Any]
-    for options in ({"staging_bytes": 1 << 26, "registered_bytes": 0}, {"qdepth": 3}):
+    refused: list[dict[str, Any]]
+    refused = [{"staging_bytes": 1 << 26, "registered_bytes": 0}, {"qdepth": 3}]
+    for options in refused:
         with pytest.raises(UnsupportedError):
             tensorspill.open_engine(tmp_path, "cuda:0", **options)
 
