@@ -10,6 +10,9 @@ from typing import Any
 
 __all__ = ["HeldInterrupts"]
 
+#: Whether a block of the main thread is under way; one inside of it has nothing to do.
+_held = False
+
 
 class HeldInterrupts:
     """Context manager: a Ctrl-C inside the block takes effect when the block has ended.
@@ -25,13 +28,15 @@ class HeldInterrupts:
         self._came = False
 
     def __enter__(self) -> None:
-        if threading.get_ident() != threading.main_thread().ident:
+        global _held
+        if _held or threading.get_ident() != threading.main_thread().ident:
             return
         handler = signal.getsignal(signal.SIGINT)
         if callable(handler):
             self._handler = handler
             try:
                 signal.signal(signal.SIGINT, self._note)
+                _held = True
             except ValueError:  # a sub-interpreter, which no signal interrupts
                 self._handler = None
 
@@ -44,8 +49,10 @@ class HeldInterrupts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        global _held
         handler, self._handler = self._handler, None
         if handler is not None:
+            _held = False
             signal.signal(signal.SIGINT, handler)
             if self._came:
                 handler(signal.SIGINT, None)

@@ -46,8 +46,9 @@ class SpillingTrainer(Trainer):
 
 def spilling(model, swapper, gradient_bytes=None):
     residency = Residency(model, units_of(model), swapper)
-    largest = max(p.nbytes for p in model.parameters()) + 4096
-    residency.spill_gradients(2 * largest if gradient_bytes is None else gradient_bytes)
+    # Those of a block are brought together, and lie in as many packs as there are parameters.
+    largest = max(sum(p.nbytes + 8192 for p in block.parameters()) for block in model.blocks)
+    residency.spill_gradients(largest if gradient_bytes is None else gradient_bytes)
     trainer = SpillingTrainer(model, residency)
     trainer.residency = residency
     return residency, trainer

@@ -21,8 +21,8 @@ __all__ = ["SpilledGradients", "pack_bytes"]
 
 
 def pack_bytes(budget: int) -> int:
-    """Return the size that packs should have for a budget: a quarter, but no less than a MiB."""
-    return max(budget // 4, 1 << 20)
+    """Return the size that packs should have, so that several are written while one is filled."""
+    return min(budget // 4, 16 << 20)
 
 
 class SpilledGradients(Uncopyable):
