@@ -118,6 +118,19 @@ def test_names_of_all_kinds(tmp_path, engines, staging):
     assert same(back["__metadata__#2"], state["__metadata__"])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+@pytest.mark.parametrize("name", ["\n", "\\", '"', "\x7f", "π", "\U0001f600", "a"])
+def test_the_header_fits_whatever_names_consist_of(tmp_path, engines, staging, name, dtype):
+    chunks = [
+        Chunk(name * (i + 1), Box((5,), (2,)), fresh((2,), dtype), partial=True) for i in range(60)
+    ]
+    write_file(str(tmp_path), "a.safetensors", chunks, engine=engines, staging=staging)
+    with safe_open(tmp_path / "a.safetensors", "pt") as file:
+        assert set(file.keys()) == {f"{chunk.name}[5:7]" for chunk in chunks}
+        told = json.loads(file.metadata().get("dtypes", "{}"))
+    assert len(told) == (60 if dtype.is_complex else 0)
+
+
 def test_an_empty_file_is_one_too(tmp_path, engines, staging):
     done = write_file(str(tmp_path), "a.safetensors", [], engine=engines, staging=staging)
     assert load_file(tmp_path / "a.safetensors") == {}

@@ -90,8 +90,9 @@ class Digests:
         self._out[rows] = np.array(begin_digests(parts).values(), "u8")
         self._done = rows.stop
 
-    def of_chunks(self) -> list[bytes]:
-        """Return the digests of each chunk, 8 bytes each."""
-        data = self._out.astype("<u8").tobytes()
-        edges = (8 * self._first).tolist()
-        return [data[a:b] for a, b in itertools.pairwise(edges)]
+    def of_chunks(self, first: int, last: int) -> list[bytes]:
+        """Return the digests of some chunks, 8 bytes each; they must have been computed."""
+        edges = self._first[first : last + 1]
+        data = self._out[edges[0] : edges[-1]].astype("<u8").tobytes()
+        places = (8 * (edges - edges[0])).tolist()
+        return [data[a:b] for a, b in itertools.pairwise(places)]

@@ -93,5 +93,8 @@ def dtype_of(name: object) -> torch.dtype:
 
 def kept_as(dtype: torch.dtype) -> Kept:
     """Return how tensors of a dtype are kept; raises as `name_of` does."""
-    name_of(dtype)
-    return _KEPT[dtype]
+    found = _KEPT.get(dtype)
+    if found is None:
+        name_of(dtype)
+        raise AssertionError("unreachable")
+    return found

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii
 from typing import NamedTuple
 
 from tensorspill.checkpoint.files.chunks import Chunk, ObjectChunk
@@ -12,7 +13,7 @@ from tensorspill.checkpoint.files.dtypes import kept_as, name_of
 from tensorspill.errors import UnsupportedError
 from tensorspill.pool.sizes import round_up
 
-__all__ = ["BLOCK", "FileLayout", "lay_out"]
+__all__ = ["BLOCK", "FileLayout", "Header", "lay_out"]
 
 #: What data is aligned to in the file, where its size allows.
 BLOCK = 4096
@@ -22,14 +23,19 @@ LONGEST_HEADER = 100_000_000
 
 _LENGTH_BYTES = 8
 
+#: Most that an entry has beside its name and numbers, and most digits of a number with a comma.
+_ENTRY = len('"object:#99999999":{"dtype":"F8_E4M3FNUZ","shape":[],"data_offsets":[]},')
+_DIGITS = 20
+_METADATA = 200
+
 
 class FileLayout(NamedTuple):
     """A file to be written.
 
     Attributes
     ----------
-    header : bytes
-        Everything before the data, a multiple of `BLOCK`.
+    header_bytes : int
+        Room for the header, a multiple of `BLOCK`; where the data begins.
     chunks : list of Chunk
     sizes, offsets : list of int
         Bytes of each chunk, and where it is in the file, ascending.
@@ -39,7 +45,7 @@ class FileLayout(NamedTuple):
         Of the file.
     """
 
-    header: bytes
+    header_bytes: int
     chunks: list[Chunk]
     sizes: list[int]
     offsets: list[int]
@@ -58,86 +64,111 @@ def lay_out(chunks: Sequence[Chunk], objects: Sequence[ObjectChunk]) -> FileLayo
     UnsupportedError
         A chunk is not what it says it is, or there are too many for one header.
     """
-    ordered = _ordered(chunks)
-    sizes = [chunk.nbytes for chunk in ordered]
-    ends = list(itertools.accumulate(sizes, initial=0))
-    entries: dict[str, str] = {}
-    dtypes: dict[str, str] = {}
-    for chunk, begin, end in zip(ordered, ends, ends[1:], strict=False):
-        kept = kept_as(chunk.tensor.dtype)
-        key = _free(entries, _key(chunk))
-        shape = (*chunk.box.lengths, kept.parts) if kept.parts > 1 else chunk.box.lengths
-        entries[key] = _entry(kept.name, shape, begin, end)
-        if not kept.exact:
-            dtypes[key] = name_of(chunk.tensor.dtype)
-    end = ends[-1]
-    placed: list[tuple[ObjectChunk, int]] = []
-    for item in objects:
-        nbytes = len(item.data)
-        key = _free(entries, f"object:{item.name}")
-        entries[key] = _entry("U8", (nbytes,), end, end + nbytes)
-        placed.append((item, end))
-        end += nbytes
-    header = _header(entries, dtypes)
-    start = len(header)
+    ordered, sizes = _ordered(chunks)
+    room = _room(ordered, objects)
+    ends = list(itertools.accumulate(sizes, initial=room))
+    kept = list(itertools.accumulate((len(item.data) for item in objects), initial=ends[-1]))
     return FileLayout(
-        header,
-        ordered,
-        sizes,
-        [start + offset for offset in ends[:-1]],
-        [(item, start + offset) for item, offset in placed],
-        start + end,
+        room, ordered, sizes, ends[:-1], list(zip(objects, kept[:-1], strict=True)), kept[-1]
     )
 
 
-def _ordered(chunks: Sequence[Chunk]) -> list[Chunk]:
+def _ordered(chunks: Sequence[Chunk]) -> tuple[list[Chunk], list[int]]:
     for chunk in chunks:
         chunk.check()
-    whole = [chunk for chunk in chunks if chunk.nbytes % BLOCK == 0]
-    if len(whole) == len(chunks):
-        return whole
-    rest = [chunk for chunk in chunks if chunk.nbytes % BLOCK]
-    rest.sort(key=lambda chunk: -chunk.tensor.dtype.itemsize)
-    return whole + rest
+    sizes = [chunk.nbytes for chunk in chunks]
+    if not any(size % BLOCK for size in sizes):
+        return list(chunks), sizes
+    pairs = list(zip(chunks, sizes, strict=True))
+    rest = [pair for pair in pairs if pair[1] % BLOCK]
+    rest.sort(key=lambda pair: -pair[0].tensor.dtype.itemsize)
+    pairs = [pair for pair in pairs if pair[1] % BLOCK == 0] + rest
+    return [chunk for chunk, _ in pairs], [size for _, size in pairs]
 
 
-def _entry(dtype: str, shape: Sequence[int], begin: int, end: int) -> str:
-    """Return the JSON of an entry; as text, since there may be very many."""
-    sizes = ",".join(map(str, shape))
-    return f'{{"dtype":"{dtype}","shape":[{sizes}],"data_offsets":[{begin},{end}]}}'
+def _room(chunks: Sequence[Chunk], objects: Sequence[ObjectChunk]) -> int:
+    """Return bytes that the header can't exceed, so that data can be written before it is made."""
+    names = [chunk.name for chunk in chunks] + [item.name for item in objects]
+    numbers = 3 * sum(len(chunk.box.offsets) for chunk in chunks) + 3 * len(names)
+    keys = sum(map(len, map(encode_basestring_ascii, names)))
+    entries = keys + _ENTRY * len(names) + _DIGITS * numbers
+    if not all(kept_as(dtype).exact for dtype in {chunk.tensor.dtype for chunk in chunks}):
+        # The real dtypes are told in JSON inside of JSON, which may escape each character twice.
+        entries *= 3
+    room = round_up(_LENGTH_BYTES + _METADATA + entries, BLOCK)
+    if room > LONGEST_HEADER:
+        raise UnsupportedError(
+            f"{len(names)} tensors are too many for one safetensors file",
+            remedy="Write them with more writers, or to more files",
+        )
+    return room
+
+
+class Header:
+    """The header of a file, made in steps beside the transfers: there may be very many entries."""
+
+    def __init__(self, layout: FileLayout) -> None:
+        self._layout = layout
+        self._rows: list[str] = []
+        self._taken = {"__metadata__"}
+        self._dtypes: dict[str, str] = {}
+        self._next = 0
+
+    def add(self, stop: int) -> None:
+        """Make the entries of chunks before `stop`."""
+        layout = self._layout
+        for number in range(self._next, stop):
+            chunk = layout.chunks[number]
+            kept, lengths = kept_as(chunk.tensor.dtype), chunk.box.lengths
+            key = self._enter(
+                _key(chunk),
+                kept.name,
+                (*lengths, kept.parts) if kept.parts > 1 else lengths,
+                layout.offsets[number],
+                layout.sizes[number],
+            )
+            if not kept.exact:
+                self._dtypes[key] = name_of(chunk.tensor.dtype)
+        self._next = max(self._next, stop)
+
+    def finish(self) -> bytes:
+        """Return length and JSON, padded with spaces to the room that there is."""
+        layout = self._layout
+        self.add(len(layout.chunks))
+        for item, offset in layout.objects:
+            nbytes = len(item.data)
+            self._enter(f"object:{item.name}", "U8", (nbytes,), offset, nbytes)
+        # Other libraries ask for "format"; values have to be text.
+        metadata = {"format": "pt", "tensorspill": "1"}
+        if self._dtypes:
+            metadata["dtypes"] = json.dumps(self._dtypes)
+        rows = [f'"__metadata__":{json.dumps(metadata)}', *self._rows]
+        padded = layout.header_bytes - _LENGTH_BYTES
+        text = f"{{{','.join(rows)}}}".encode().ljust(padded)
+        if len(text) != padded:
+            raise AssertionError("the header is longer than its bound")
+        return padded.to_bytes(_LENGTH_BYTES, "little") + text
+
+    def _enter(self, key: str, dtype: str, shape: Sequence[int], offset: int, nbytes: int) -> str:
+        """Add an entry; return its key, which differs from all others whatever names look like."""
+        found, number = key, 1
+        while found in self._taken:
+            number += 1
+            found = f"{key}#{number}"
+        self._taken.add(found)
+        begin = offset - self._layout.header_bytes
+        sizes = ",".join(map(str, shape))
+        self._rows.append(
+            f'{encode_basestring_ascii(found)}:{{"dtype":"{dtype}","shape":[{sizes}],'
+            f'"data_offsets":[{begin},{begin + nbytes}]}}'
+        )
+        return found
 
 
 def _key(chunk: Chunk) -> str:
     """Return the name in the file: the tensor's, and for a part of one which part."""
     offsets, lengths = chunk.box
-    if not any(offsets) and not chunk.partial:
+    if not (chunk.partial or any(offsets)):
         return chunk.name
     ranges = (f"{start}:{start + length}" for start, length in zip(offsets, lengths, strict=True))
     return f"{chunk.name}[{','.join(ranges)}]"
-
-
-def _free(taken: Container[str], key: str) -> str:
-    """Return a key that is not taken; names of tensors may look like anything."""
-    found, number = key, 1
-    while found in taken or found == "__metadata__":
-        number += 1
-        found = f"{key}#{number}"
-    return found
-
-
-def _header(entries: Mapping[str, str], dtypes: dict[str, str]) -> bytes:
-    """Return length and JSON, padded with spaces to whole blocks."""
-    # Other libraries ask for "format"; values have to be text.
-    metadata = {"format": "pt", "tensorspill": "1"}
-    if dtypes:
-        metadata["dtypes"] = json.dumps(dtypes)
-    rows = [f'"__metadata__":{json.dumps(metadata)}']
-    rows += [f"{json.dumps(key)}:{entry}" for key, entry in entries.items()]
-    text = f"{{{','.join(rows)}}}".encode()
-    padded = round_up(_LENGTH_BYTES + len(text), BLOCK) - _LENGTH_BYTES
-    if padded > LONGEST_HEADER:
-        raise UnsupportedError(
-            f"{len(entries)} tensors are too many for one safetensors file",
-            remedy="Write them with more writers, or to more files",
-        )
-    return padded.to_bytes(_LENGTH_BYTES, "little") + text.ljust(padded)

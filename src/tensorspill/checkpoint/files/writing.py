@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from tensorspill.checkpoint.files.chunks import Chunk, ObjectChunk
 from tensorspill.checkpoint.files.digesting import Digests
 from tensorspill.checkpoint.files.durable import sync_folder
 from tensorspill.checkpoint.files.engines import Engines
-from tensorspill.checkpoint.files.layout import FileLayout, lay_out
+from tensorspill.checkpoint.files.layout import FileLayout, Header, lay_out
 from tensorspill.checkpoint.files.moving import gather, is_plain
 from tensorspill.checkpoint.files.names import is_file_name
 from tensorspill.checkpoint.files.pipeline import Pipeline
@@ -43,10 +45,6 @@ WINDOW = 32 << 20
 
 #: Batches under way.
 DEPTH = 3
-
-
-Boxes = tuple[tuple[str, torch.dtype, BoxRecord], ...]
-Objects = tuple[tuple[str, ObjectRecord], ...]
 
 
 def write_file(
@@ -97,13 +95,20 @@ def write_file(
         os.ftruncate(file.fd, layout.nbytes)
         writer = _Writer(layout, engine, {host: file}, inside, staging, progress)
         try:
-            boxes, kept = writer.write(name)
+            written = writer.write(name)
         finally:
             writer.close()
         file.sync()
     sync_folder(folder)
-    header = FileRecord(name, layout.nbytes, len(layout.header), digest(layout.header))
-    return Written(header, boxes, kept, time.perf_counter() - begun, reused)
+    header = FileRecord(name, layout.nbytes, layout.header_bytes, written.header_digest)
+    seconds = time.perf_counter() - begun
+    return Written(header, written.boxes, written.objects, seconds, reused)
+
+
+class _Records(NamedTuple):
+    header_digest: int
+    boxes: tuple[tuple[str, torch.dtype, BoxRecord], ...]
+    objects: tuple[tuple[str, ObjectRecord], ...]
 
 
 def _opened(engine: Engine, name: str, mode: str, nbytes: int, folder: str) -> File:
@@ -139,12 +144,16 @@ class _Writer:
         self._slot: Slot | None = None
         self._pipeline = Pipeline(DEPTH)
         self._digests = Digests(layout.sizes, layout.offsets)
+        self._header = Header(layout)
+        self._records: list[tuple[str, torch.dtype, BoxRecord]] = []
+        self._file_name = ""
 
-    def write(self, name: str) -> tuple[Boxes, Objects]:
+    def write(self, name: str) -> _Records:
         """Write everything; when this returns, all transfers have ended."""
         layout, first = self._layout, 0
+        self._records = []
+        self._file_name = name
         with self._pipeline:
-            self._write_bytes([(layout.header, 0)])
             for lane, group in groupby(layout.chunks, self._lane):
                 last = first + len(list(group))
                 if lane is None:
@@ -152,40 +161,55 @@ class _Writer:
                 else:
                     self._write_in_place(lane, first, last)
                 first = last
+            header = self._header.finish()
+            self._write_bytes([(header, 0)])
             self._write_bytes([(item.data, offset) for item, offset in layout.objects])
             # While the last transfers are under way.
-            with collection_paused():
-                return self._boxes(name), self._objects(name)
+            self._describe(layout.nbytes)
+            return _Records(digest(header), tuple(self._records), self._objects())
+
+    def _describe(self, position: int) -> None:
+        """Compute the digests up to a place in the file and make the records of what is there."""
+        layout, digests = self._layout, self._digests
+        first = len(self._records)
+        last = bisect_left(layout.offsets, position)
+        digests.compute(position)
+        # Of the last one there may be more to come.
+        if last and layout.offsets[last - 1] + layout.sizes[last - 1] > position:
+            last -= 1
+        if last <= first:
+            return
+        part = slice(first, last)
+        with collection_paused():
+            self._header.add(last)
+            self._records += [
+                (
+                    chunk.name,
+                    chunk.tensor.dtype,
+                    BoxRecord(chunk.box, self._file_name, offset, nbytes, span, found),
+                )
+                for chunk, offset, nbytes, span, found in zip(
+                    layout.chunks[part],
+                    layout.offsets[part],
+                    layout.sizes[part],
+                    digests.spans[part],
+                    digests.of_chunks(first, last),
+                    strict=True,
+                )
+            ]
+
+    def _objects(self) -> tuple[tuple[str, ObjectRecord], ...]:
+        name = self._file_name
+        return tuple(
+            (item.name, ObjectRecord(name, offset, len(item.data), digest(item.data)))
+            for item, offset in self._layout.objects
+        )
 
     def close(self) -> None:
         """Close what was opened here."""
         for engine, file in self._files.items():
             if engine is not self._host:
                 file.close()
-
-    def _boxes(self, name: str) -> Boxes:
-        layout, digests = self._layout, self._digests
-        return tuple(
-            (
-                chunk.name,
-                chunk.tensor.dtype,
-                BoxRecord(chunk.box, name, offset, nbytes, span, found),
-            )
-            for chunk, offset, nbytes, span, found in zip(
-                layout.chunks,
-                layout.offsets,
-                layout.sizes,
-                digests.spans,
-                digests.of_chunks(),
-                strict=True,
-            )
-        )
-
-    def _objects(self, name: str) -> Objects:
-        return tuple(
-            (item.name, ObjectRecord(name, offset, len(item.data), digest(item.data)))
-            for item, offset in self._layout.objects
-        )
 
     def _lane(self, chunk: Chunk) -> Engine | None:
         """Return the engine that moves a chunk from where it is; None if it has to be staged."""
@@ -224,10 +248,11 @@ class _Writer:
         sizes, offsets = layout.sizes[first:last], layout.offsets[first:last]
         if engine is self._host:
             digests.in_memory(first, addresses)
-            self._submit_windows(engine, addresses, sizes, offsets, tensors, digests.compute)
+            self._submit_windows(engine, addresses, sizes, offsets, tensors, self._describe)
         else:
             self._submit_windows(engine, addresses, sizes, offsets, tensors)
             digests.compute_on_device(first, tensors)
+            self._describe(offsets[-1] + sizes[-1])
 
     def _submit_windows(
         self,
@@ -307,7 +332,7 @@ class _Writer:
         if slot is None:
             return
         # Before the transfer, while it is in the caches.
-        self._digests.compute(slot.offset + slot.used)
+        self._describe(slot.offset + slot.used)
         table = np.zeros(1, REQUEST)
         table["addr"], table["nbytes"] = slot.buffer.address, slot.used
         table["offset"], table["write"] = slot.offset, 1
