@@ -20,15 +20,25 @@ REAL_CUFILE = os.environ.get(LANE_VARIABLE) == "real"
 
 @dataclass(frozen=True)
 class Lane:
-    """One way to open an engine; `open` takes a folder and further options."""
+    """One way to open an engine.
+
+    Attributes
+    ----------
+    name : str
+    open : callable
+        Takes a folder and further options.
+    much : int
+        Bytes whose transfer takes the engine a while.
+    """
 
     name: str
     open: Callable[..., Engine]
+    much: int = 64 << 20
 
 
 def _lane(name: str, backend: str, **options: Any) -> Lane:
     engine = partial(tensorspill.open_engine, device=MEMORY.device, backend=backend, **options)
-    return Lane(name, engine)
+    return Lane(name, engine, 8 << 20 if name.endswith("seams") else 64 << 20)
 
 
 #: Small blocks and a short queue make short transfers cross every seam of the loop.
@@ -40,7 +50,7 @@ _HOST = [
 ]
 _GDS = _lane("gds", "gds")
 _STAGED = _lane("staged", "aio")
-_SMALL = {"block_bytes": 4096, "depth": 3, "staging_block": 8192, "staging_bytes": 16384}
+_SMALL = {"block_bytes": 20_480, "depth": 3, "staging_block": 40_960, "staging_bytes": 81_920}
 
 #: What runs in each lane of `tests.standin`, and on a GPU (None). The host path does not depend on
 #: the lane, so two have different settings of it.

@@ -95,11 +95,14 @@ def test_an_engine_nobody_holds(lane: Lane, tmp_path: Path):
     assert (tmp_path / "x").read_bytes() == bytes_of(content)
 
 
-def test_memory_under_way_is_not_freed(engine: Engine):
+def test_memory_under_way_is_not_freed(lane: Lane, engine: Engine):
     from tensorspill.pool import BufferPool
 
-    with BufferPool(16 << 20, MEMORY.device) as pool, engine.open("x", "w", size=16 << 20) as file:
-        buffer = pool.allocate(16 << 20)
+    with (
+        BufferPool(lane.much // 4, MEMORY.device) as pool,
+        engine.open("x", "w", size=lane.much // 4) as file,
+    ):
+        buffer = pool.allocate(lane.much // 4)
         out = engine.prepare([Request(buffer, file, write=True)])
         transfers = [engine.submit(out) for _ in range(40)]
         with pytest.raises(BusyError):
@@ -130,8 +133,8 @@ def test_cancelling(lane: Lane, engine: Engine):
     if lane.name in STREAMED:
         pytest.skip("what was put on a stream can't be cancelled any more: see tests/gds")
     # So much that the last can't be over before it is cancelled, however busy the machine.
-    content = random_bytes(16 << 20)
-    with engine.open("x", "w", size=16 << 20) as file:
+    content = random_bytes(lane.much // 4)
+    with engine.open("x", "w", size=lane.much // 4) as file:
         out = engine.prepare([Request(content, file, write=True)])
         transfers = [engine.submit(out) for _ in range(60)]
         assert transfers[-1].cancel()
@@ -147,17 +150,17 @@ def test_cancelling(lane: Lane, engine: Engine):
     assert (statistics.cancelled, statistics.in_flight) == (1, 0)
 
 
-def test_waiting_with_a_time_limit(engine: Engine):
-    content = random_bytes(16 << 20)
-    with engine.open("x", "w", size=16 << 20) as file:
+def test_waiting_with_a_time_limit(lane: Lane, engine: Engine):
+    content = random_bytes(lane.much // 4)
+    with engine.open("x", "w", size=lane.much // 4) as file:
         out = engine.prepare([Request(content, file, write=True)])
         transfers = [engine.submit(out) for _ in range(40)]
         with pytest.raises(TimeoutError):
             transfers[-1].result(0)
-        assert transfers[-1].result().nbytes == 16 << 20
+        assert transfers[-1].result().nbytes == lane.much // 4
 
 
-def test_other_threads_run_while_one_waits(engine: Engine):
+def test_other_threads_run_while_one_waits(lane: Lane, engine: Engine):
     count, stop = 0, threading.Event()
 
     def spin() -> None:
@@ -165,12 +168,12 @@ def test_other_threads_run_while_one_waits(engine: Engine):
         while not stop.is_set():
             count += 1
 
-    with engine.open("x", "w", size=64 << 20) as file:
+    with engine.open("x", "w", size=lane.much) as file:
         write(engine, file, random_bytes(4096))
         thread = threading.Thread(target=spin)
         thread.start()
         before = count
-        write(engine, file, random_bytes(64 << 20))
+        write(engine, file, random_bytes(lane.much))
         progress = count - before
         stop.set()
         thread.join()
@@ -240,9 +243,9 @@ def test_processes_end_well(lane: Lane, tmp_path: Path, how):
         from tests.conformance.lanes import LANES
         lane = next(lane for lane in LANES if lane.name == sys.argv[1])
         engine = lane.open(sys.argv[2])
-        file = engine.open("x", "w", size=64 << 20)
-        content = poisoned(64 << 20)
-        fill(content, constant(64 << 20, 7))
+        file = engine.open("x", "w", size=lane.much)
+        content = poisoned(lane.much)
+        fill(content, constant(lane.much, 7))
         engine.submit([Request(content[:4096], file, write=True)]).result()
         transfers = [engine.submit([Request(content, file, write=True)]) for _ in range(4)]
         if sys.argv[3] == "Ctrl-C":
@@ -267,6 +270,6 @@ def test_processes_end_well(lane: Lane, tmp_path: Path, how):
     if how == "Ctrl-C":
         assert ended.stdout.split()[-1:] == ["usable"]
     elif how == "python -O":
-        assert ended.stdout.strip() == str(64 << 20)
-        assert (tmp_path / "x").read_bytes() == b"\x07" * (64 << 20)
+        assert ended.stdout.strip() == str(lane.much)
+        assert (tmp_path / "x").read_bytes() == b"\x07" * lane.much
     assert time.monotonic() - begin < 110

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,9 +17,12 @@ from xml.etree import ElementTree
 
 from tests.standin.lanes import Lane
 
-__all__ = ["Ended", "LaneReport", "run_pytest", "run_python"]
+__all__ = ["Ended", "LaneReport", "run_pytest", "run_python", "stop_all"]
 
 ROOT = Path(__file__).parents[2]
+
+#: Children under way. They are in sessions of their own, so Ctrl-C does not reach them.
+_under_way: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ def _run(lane: Lane, command: list[str], timeout: float, environment: Mapping[st
         errors="replace",
         start_new_session=True,
     )
+    _under_way.add(process)
     try:
         output, errors = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -122,9 +127,18 @@ def _run(lane: Lane, command: list[str], timeout: float, environment: Mapping[st
     except BaseException:
         _kill(process)
         raise
+    finally:
+        _under_way.discard(process)
     return Ended(process.returncode, output, errors)
+
+
+def stop_all() -> None:
+    """End all children under way, as when a test run is interrupted."""
+    for process in list(_under_way):
+        _kill(process)
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
     """End a child and what it started, which are one session."""
-    os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

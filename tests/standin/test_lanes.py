@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from tests.standin.build import UnavailableError
-from tests.standin.child import LaneReport, run_pytest
+from tests.standin.child import LaneReport, run_pytest, stop_all
 from tests.standin.lanes import LANES, Lane, lane
 
 #: Devices of every lane: more than any test uses.
@@ -30,7 +30,8 @@ def running() -> Iterator[dict[tuple[str, str], Future[LaneReport]]]:
         for what, (folder, limit) in RUNS.items():
             runs[name, what] = pool.submit(_run, usable, folder, limit)
     yield runs
-    pool.shutdown(cancel_futures=True)
+    pool.shutdown(wait=False, cancel_futures=True)
+    stop_all()
 
 
 def _run(usable: Lane, folder: str, limit: float) -> LaneReport:
