@@ -18,12 +18,11 @@ ranges = st.lists(st.tuples(near, near.map(lambda n: n + 1), st.booleans()), min
 def table_of(rows) -> np.ndarray:
     """Lay ranges one behind another in a file: (gap, bytes, whether it is written)."""
     table = np.zeros(len(rows), REQUEST)
-    end, address = 0, 1 << 40
+    end = 0
     for row, (gap, nbytes, write) in zip(table, rows, strict=True):
         row["offset"], row["nbytes"], row["write"] = end + gap, nbytes, write
-        row["addr"] = address
+        row["addr"] = (1 << 40) + row["offset"]
         end += gap + nbytes
-        address += gap + nbytes
     return table
 
 
