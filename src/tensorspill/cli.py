@@ -19,11 +19,15 @@ __all__ = ["main"]
 #: Command → the module with its ``HELP``, ``add_arguments(parser)`` and ``run(arguments) -> int``.
 #: Importing such a module must be cheap: it happens for every ``tensorspill --help``.
 COMMANDS = {
+    "bench": "tensorspill.commands.bench",
     "checkpoint": "tensorspill.commands.checkpoint",
+    "compare": "tensorspill.commands.compare",
     "demo": "tensorspill.demo.command",
     "doctor": "tensorspill.commands.doctor",
     "plan": "tensorspill.commands.plan",
+    "sweep": "tensorspill.commands.sweep",
     "topo": "tensorspill.commands.topo",
+    "tune": "tensorspill.commands.tune",
 }
 
 _FAILED = 3

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -122,7 +124,8 @@ class Bench:
         with_fio = 3 if fio.available() else 1
         self._total += (self.rounds + 1) * (with_fio * len(compared) + len(points)) + 1
         self._step("copying memory")
-        copy = measured("host copy", _copy_gbps(), "measured: memmove in one thread")
+        rate, count = _copy_gbps()
+        copy = measured("host copy", rate, f"measured: memmove in {count} threads")
         for direction in DIRECTIONS:
             known = device_ceilings(self.site.machine, self.site.storage, direction)
             self.ceilings[direction] = (*known, copy)
@@ -305,12 +308,19 @@ def _each(nbytes: int, count: int) -> int | None:
     return size or None
 
 
-def _copy_gbps(nbytes: int = 64 * MIB, rounds: int = 5) -> float:
-    """Return the rate of copying memory in one thread."""
-    source, target = page_aligned(nbytes), page_aligned(nbytes)
-    where = target.data_ptr(), source.data_ptr(), nbytes
-    rates = [timed(lambda: ctypes.memmove(*where), nbytes).gbps for _ in range(rounds)]
-    return statistics.median(rates)
+def _copy_gbps(nbytes: int = 64 * MIB, rounds: int = 5) -> tuple[float, int]:
+    """Return the rate of copying memory, and the number of threads that did."""
+    count = min(4, len(os.sched_getaffinity(0)))
+    parts = [(page_aligned(nbytes // count), page_aligned(nbytes // count)) for _ in range(count)]
+    moves = [(target.data_ptr(), source.data_ptr(), source.nbytes) for source, target in parts]
+    with ThreadPoolExecutor(count) as pool:
+
+        def copy() -> None:
+            for done in [pool.submit(ctypes.memmove, *move) for move in moves]:
+                done.result()
+
+        rates = [timed(copy, nbytes // count * count).gbps for _ in range(rounds)]
+    return statistics.median(rates), count
 
 
 def _gpu_of(site: Site, device: str) -> Any:

@@ -20,7 +20,7 @@ from tensorspill.profiling.clock import Sample
 from tensorspill.profiling.content import refresh
 from tensorspill.profiling.files import check_written
 from tensorspill.profiling.host import commit, host, now
-from tensorspill.profiling.memory import open_memory
+from tensorspill.profiling.memory import Memory, open_memory
 from tensorspill.profiling.page_cache import drop_pages
 from tensorspill.profiling.points import Point
 from tensorspill.profiling.rows import NOT_MEASURED, Row
@@ -64,6 +64,9 @@ class Measuring:
     site : Site
         With a file of at least `Point.total_bytes`.
     point : Point
+    memory : Memory, optional
+        Of the point's kind and bytes, which stays the caller's; taken for this point alone if not
+        given.
 
     Raises
     ------
@@ -73,7 +76,7 @@ class Measuring:
         The operating system refused.
     """
 
-    def __init__(self, site: Site, point: Point) -> None:
+    def __init__(self, site: Site, point: Point, memory: Memory | None = None) -> None:
         self.point = point
         self.rounds: list[Round] = []
         self.began = now()
@@ -82,7 +85,7 @@ class Measuring:
         self._writes = point.direction == "write"
         self._checked = 0
         with ExitStack() as stack:
-            self._memory = stack.enter_context(
+            self._memory = memory or stack.enter_context(
                 open_memory(point.device, point.memory, point.total_bytes, point.tensor_bytes)
             )
             self._engine = stack.enter_context(
@@ -90,7 +93,6 @@ class Measuring:
             )
             self._file = stack.enter_context(self._engine.open(NAME, "r+"))
             self._batches = self._prepare()
-            self._memory.fill(self._content)
             self._warm_up()
             self._before = self._engine.statistics().by_path
             self._fsync = self._syncs()
@@ -196,10 +198,12 @@ class Measuring:
     def _warm_up(self) -> None:
         """Start threads, load compiled code, take staging memory: all that happens only once."""
         self._site.restore()
-        nbytes, requests = 0, []
+        if self._writes:
+            self._memory.fill(self._content)
+        nbytes, requests, warm = 0, [], min(_WARM, self.point.total_bytes // 4 + 1)
         each = self.point.tensor_bytes or self.point.total_bytes
         for number, tensor in enumerate(self._memory.tensors):
-            size = min(tensor.nbytes, _WARM - nbytes)
+            size = min(tensor.nbytes, warm - nbytes)
             if size <= 0:
                 break
             requests.append(Request(tensor, self._file, number * each, size, self._writes))

@@ -119,8 +119,8 @@ def parse_gdsio(text: str) -> float | None:
     match = re.search(r"Throughput:\s*([0-9.]+)\s*([KMG]i?B)/sec", text)
     if match is None:
         return None
-    power = "KMG".index(match[2][0]) + 1
-    return float(match[1]) * (1024 if "i" in match[2] else 1000) ** power / 1e9
+    step = 1024.0 if "i" in match[2] else 1000.0
+    return float(float(match[1]) * step ** ("KMG".index(match[2][0]) + 1) / 1e9)
 
 
 def parse_nvbandwidth(text: str, name: str) -> float | None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorspill.errors import BrokenError, UnsupportedError
+from tensorspill.profiling.points import size_text
 
 __all__ = [
     "COLUMNS",
@@ -129,6 +130,22 @@ class Row:
     def measured(self) -> bool:
         """Whether there is a figure."""
         return self.gbps_last_done is not None
+
+    def argument(self, name: str) -> str:
+        """Return the value of an argument such as "--memory" in `cmd`, or an empty string."""
+        words = self.cmd.split()
+        return words[words.index(name) + 1] if name in words[:-1] else ""
+
+    @property
+    def label(self) -> str:
+        """The point in a few words, for people: without direction and engine."""
+        words = [size_text(self.block_bytes)] if self.block_bytes else []
+        words += [f"x {self.depth}"] if self.depth else []
+        words += [f"x {self.threads} threads"] if (self.threads or 1) > 1 else []
+        tensor = self.argument("--tensor")
+        words += [f"in tensors of {tensor}"] if tensor else []
+        words += [self.gpu or self.argument("--memory")]
+        return " ".join(filter(None, words))
 
     def to_json(self) -> dict[str, Any]:
         """Return the columns as JSON values, in order."""
