@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from tensorspill.checkpoint.distributed.board import Board
 from tensorspill.checkpoint.distributed.planning import Plan
@@ -114,12 +114,12 @@ class Ranks:
 
     def _exchange(self, mine: torch.Tensor, timeout: float) -> list[torch.Tensor]:
         every = [torch.empty_like(mine) for _ in self.ranks]
-        work = dist.all_gather(every, mine, group=self._group, async_op=True)
-        work.wait(timedelta(seconds=timeout))
+        self._group.allgather([every], [mine]).wait(timedelta(seconds=timeout))
         return every
 
 
 _known: dict[int, tuple[Any, Ranks]] = {}
+_met: dict[tuple[int, ...], int] = {}
 _alone: list[Ranks] = []
 
 
@@ -182,23 +182,24 @@ def _meet(group: Any, timeout: float) -> Ranks:
     ranks = dist.get_process_group_ranks(group)
     if len(ranks) == 1:
         return _single(ranks[0])
+    store = _own_store()
+    number = _met[tuple(ranks)] = _met.get(tuple(ranks), 0) + 1
+    prefix = f"tensorspill/{'-'.join(map(str, ranks))}/{number}"
     try:
-        own = dist.new_group(
-            ranks,
-            timeout=timedelta(seconds=timeout),
-            backend="gloo",
-            use_local_synchronization=True,
-            group_desc="tensorspill.checkpoint",
+        # Not `new_group`, which all ranks of the job would have to call; what it offers instead
+        # (use_local_synchronization) agrees on a name only if all are in equally many groups.
+        own = ProcessGroupGloo(
+            PrefixStore(f"{prefix}/gloo", store), rank, len(ranks), timedelta(seconds=timeout)
         )
+        found = Ranks(ranks, rank, store, own, prefix)
         # A store may remember what an earlier group with these ranks said.
-        nonce = torch.tensor(list(secrets.token_bytes(8)), dtype=torch.uint8)
-        dist.broadcast(nonce, src=ranks[0], group=own)
-    except RuntimeError as error:
+        nonce = found.gather(secrets.token_hex(8).encode(), timeout)[0].decode()
+    except (RuntimeError, RankFailedError) as error:
         raise RankFailedError(
             f"The {len(ranks)} ranks did not come together: {error}",
             remedy="All ranks of the group must save, at about the same time",
         ) from error
-    return Ranks(ranks, rank, _own_store(), own, f"tensorspill/{nonce.numpy().tobytes().hex()}")
+    return Ranks(ranks, rank, store, own, f"{prefix}/{nonce}")
 
 
 def _own_store() -> Any:
