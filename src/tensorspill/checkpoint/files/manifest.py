@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -189,6 +190,6 @@ def _joined(
 
 
 def _versions() -> dict[str, str]:
-    from tensorspill import __version__
-
-    return {"tensorspill": __version__, "torch": str(torch.__version__)}
+    # Not imported: the package itself stands on this.
+    ours = sys.modules["tensorspill"].__version__
+    return {"tensorspill": ours, "torch": str(torch.__version__)}
