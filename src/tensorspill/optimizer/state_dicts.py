@@ -40,7 +40,7 @@ __all__ = [
 #: Under which name a parameter's master weights are part of its state.
 MASTER = "master"
 
-_BATCH_BYTES = 32 << 20
+_BATCH_BYTES = 16 << 20
 
 _REMEDY = "Use load_state_dict; what is read of a state is a copy"
 
@@ -277,8 +277,10 @@ def _cast(
             continue
         if isinstance(value, torch.Tensor):
             cast = policy(like, shard_like(value, parameter), 0, settings, key)
-            # Not the caller's own tensor, which would be a placeholder afterwards.
-            value = cast.detach().clone() if cast is value else cast.detach()
+            # Not the caller's own tensor, which would be a placeholder afterwards, or change with
+            # ours if it stays in memory.
+            alias = cast.detach()
+            value = alias if optimizer.state_tensors.spillable(alias) else alias.clone()
         state[key] = value
     if wanted and MASTER not in state:
         with visiting([parameter]), torch.no_grad():

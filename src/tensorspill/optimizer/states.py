@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 
 from tensorspill.optimizer.local import is_distributed, local_part
+from tensorspill.pool.trim import trim
 from tensorspill.residency.entry import Spilled, State
 from tensorspill.residency.memory import ResidentMemory
 from tensorspill.residency.pace import Coming
@@ -124,10 +125,13 @@ class StateTensors:
             They could not be written; they stay in ordinary memory, as they were.
         """
         fresh = [StateTensor(value) for value in values if self.spillable(value)]
+        if not fresh:
+            return
         self.store.adopt([state.entry for state in fresh])
         for state in fresh:
             state.detach()
             self._known[state.tensor] = state
+        trim()  # or else the heap would grow with all state that went through it
 
     def acquire(self, states: Sequence[StateTensor], upcoming: Iterable[Coming]) -> None:
         """Bring states to be changed, and begin to read what comes next; see `ResidentMemory`."""
