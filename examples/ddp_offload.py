@@ -78,7 +78,7 @@ def train(options: argparse.Namespace, device: torch.device) -> str:
             with saved:
                 logits = model(text[:, :-1])
                 loss = functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()

@@ -53,7 +53,7 @@ def spilled(
     cls: type[torch.optim.Optimizer], params: Any, folder: Any, **options: Any
 ) -> Iterator[SpilledOptimizer]:
     """Open a spilled optimizer of little memory, and check in the end that all is in order."""
-    options = {"min_bytes": 0, "budget": "2MiB"} | options
+    options = {"min_bytes": 0, "budget": "2MiB", **options}
     with Scattered(cls, params, folder=folder, **options) as optimizer:
         yield optimizer
         check(optimizer)

@@ -80,7 +80,7 @@ def compare(mesh: Any, folder: str, cls: Any, options: dict[str, Any]) -> None:
         assert optimizer.statistics().tensors > 0
         named = get_optimizer_state_dict(ours, optimizer)
         expected = get_optimizer_state_dict(theirs, reference)
-        assert named["state"].keys() == expected["state"].keys()
+        assert set(named["state"]) == set(expected["state"])
         fresh = cls(theirs.parameters(), **options)
         fresh.load_state_dict(optimizer.state_dict())
         same(optimizer, fresh)

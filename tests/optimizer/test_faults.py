@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_a_step_that_fails_in_the_middle_can_be_finished(op, code, drive, twins)
     with pytest.raises(BrokenError) as caught:
         twins.optimizer.step()
     assert caught.value.errno == code
-    assert caught.value.path.endswith(".spill")
+    assert str(caught.value.path).endswith(".spill")
     drive.rules()
     done = twins.whole(before)
     assert 0 < done < COUNT
@@ -184,7 +185,7 @@ def test_loading_that_fails_changes_nothing(drive, twins):
 def test_a_full_drive(tmp_path):
     with small_file_system(tmp_path, 2 << 20) as folder:
         many = [nn.Parameter(torch.zeros(40_000)) for _ in range(24)]
-        options = {"budget": "2MiB", "min_bytes": 0}
+        options: dict[str, Any] = {"budget": "2MiB", "min_bytes": 0}
         with SpilledOptimizer(torch.optim.AdamW, many, folder=folder, **options) as optimizer:
             for parameter in many:
                 parameter.grad = torch.ones(40_000)
@@ -212,7 +213,7 @@ def test_a_file_that_is_full(tmp_path):
 
 def test_bytes_that_changed_on_the_drive(tmp_path):
     ours = parameters()
-    options = {"budget": "384KiB", "min_bytes": 0, "verify": True}
+    options: dict[str, Any] = {"budget": "384KiB", "min_bytes": 0, "verify": True}
     with SpilledOptimizer(torch.optim.AdamW, ours, folder=tmp_path, **options) as optimizer:
         with_gradients(ours, 1)
         optimizer.step()

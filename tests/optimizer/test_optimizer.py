@@ -98,7 +98,7 @@ def test_gradient_scaler(fused, tmp_path):
 
 def test_hooks_run_once_a_step(pair):
     optimizer, module, *_ = pair
-    seen = []
+    seen: list[str | bool] = []
     optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
     optimizer.register_step_post_hook(lambda *_: seen.append("after"))
     everywhere = register_optimizer_step_pre_hook(
@@ -369,7 +369,7 @@ def test_bad_parameters(tmp_path):
         with pytest.raises(ValueError, match=r"empty|leaf"):
             SpilledOptimizer(AdamW, wrong, folder=tmp_path)
     with pytest.raises(TypeError):
-        SpilledOptimizer(AdamW, ["a"], folder=tmp_path)
+        SpilledOptimizer(AdamW, ["a"], folder=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         SpilledOptimizer(AdamW, [good], folder=tmp_path, colour="red")
     with pytest.raises(UnsupportedError, match="several devices"):
