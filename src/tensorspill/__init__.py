@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tensorspill.activations import activation_spill
     from tensorspill.engine import Engine, File, Request, Transfer
-    from tensorspill.opening import open_engine
+    from tensorspill.opening import choose_engine, open_engine
     from tensorspill.optimizer import SpilledOptimizer
     from tensorspill.pool import Buffer, BufferPool
     from tensorspill.spill import SpillFile
@@ -32,6 +32,7 @@ __all__ = [
     "SwapStatus",
     "Transfer",
     "activation_spill",
+    "choose_engine",
     "errors",
     "init",
     "offload",
@@ -51,6 +52,7 @@ _WHERE = {
     "SwapStatus": "tensorspill.swap",
     "Transfer": "tensorspill.engine",
     "activation_spill": "tensorspill.activations",
+    "choose_engine": "tensorspill.opening",
     "init": "tensorspill.training",
     "offload": "tensorspill.training",
     "offloaded": "tensorspill.training",
