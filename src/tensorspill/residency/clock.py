@@ -19,13 +19,19 @@ class TransferClock:
 
     Transfers that overlap one another count once, and so do waits inside of waits.
 
+    Parameters
+    ----------
+    what : str
+        Is moved; what timelines call it.
+
     Attributes
     ----------
     stalled : float
         Seconds in which the caller waited for a transfer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "parameters") -> None:
+        self._what = what
         self._lock = threading.Lock()
         self._live = 0
         self._since = 0.0
@@ -65,7 +71,7 @@ class TransferClock:
         self._waiting = True
         begun = time.perf_counter()
         try:
-            with timeline.span("stall", "parameters"):
+            with timeline.span("stall", self._what):
                 yield
         finally:
             self.stalled += time.perf_counter() - begun

@@ -27,6 +27,8 @@ class ParameterStore:
     ----------
     swapper : ParameterSwapper
         Moves the parameters. Not closed by this object.
+    what : str
+        They are; what timelines call them.
 
     Attributes
     ----------
@@ -44,14 +46,15 @@ class ParameterStore:
         What was done; see `ResidencyStatistics`.
     """
 
-    def __init__(self, swapper: ParameterSwapper) -> None:
+    def __init__(self, swapper: ParameterSwapper, what: str = "parameters") -> None:
         self._swapper = swapper
+        self._what = what
         self._transfers: dict[Transfer, list[Spilled]] = {}
         self._starts: list[int] = []
         self._at: dict[int, Spilled] = {}
         self.held: dict[Spilled, None] = {}
         self.held_bytes = self.outside_bytes = self.peak_bytes = 0
-        self.clock = TransferClock()
+        self.clock = TransferClock(what)
         self._complaints: list[UnsupportedError] = []
         self.counts = dict.fromkeys(("evictions", "bytes_in", "bytes_out"), 0)
 
@@ -262,7 +265,7 @@ class ParameterStore:
         for entry in entries:
             entry.state, entry.transfer = state, transfer
         self.clock.watch(transfer, begun)
-        timeline.watch(transfer, "parameters", written=state is State.GOING)
+        timeline.watch(transfer, self._what, written=state is State.GOING)
 
     def _conclude(self, transfer: Transfer) -> BaseException | None:
         error = transfer.exception(0)

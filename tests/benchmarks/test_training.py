@@ -1,0 +1,16 @@
+"""A tiny run of the training benchmarks; no figure decides anything."""
+
+import pytest
+
+from benchmarks import training
+from benchmarks.report import markdown
+from benchmarks.setting import TINY
+
+
+@pytest.mark.parametrize("suite", ["step", "memory"])
+def test_suite(suite, tmp_path):
+    report = training.measure(tmp_path, [suite], 1, TINY, seed=0)
+    assert list(tmp_path.iterdir()) == []
+    rows = report.suites[suite].rows
+    assert all(row.ours is not None for row in rows)
+    assert markdown(report).count("\n|") == len(rows) + 2
