@@ -7,7 +7,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
 
 import torch
 
@@ -53,7 +52,7 @@ class Traffic:
         self.file = file
         self.pool = pool
         self.dropped: deque[tuple[str, int]] = deque()
-        self.clock = TransferClock()
+        self.clock = TransferClock(_NAME)
         self.writing_bytes = self.most_writing_bytes = 0
         self.counts = dict.fromkeys(
             (
@@ -129,7 +128,7 @@ class Traffic:
 
     def _make_way(self, nbytes: int) -> None:
         while self._writes and self.writing_bytes + nbytes > self._limit:
-            with self._waiting():
+            with self.clock.waiting():
                 self._writes[0][2].exception()
             self._conclude_first_write()
 
@@ -196,7 +195,7 @@ class Traffic:
         transfer = one.transfer
         if one.place is not Place.COMING or transfer is None:
             return None
-        with self._waiting():
+        with self.clock.waiting():
             error = transfer.exception()
         with HeldInterrupts():
             one.transfer = None
@@ -267,7 +266,7 @@ class Traffic:
     def finish(self) -> None:
         """Wait for all writes."""
         while self._writes:
-            with self._waiting():
+            with self.clock.waiting():
                 self._writes[0][2].exception()
             self._conclude_first_write()
 
@@ -279,8 +278,3 @@ class Traffic:
         one.transfer = transfer
         self.clock.watch(transfer)
         timeline.watch(transfer, _NAME, written=written)
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        with self.clock.waiting(), timeline.span("stall", _NAME):
-            yield

@@ -85,7 +85,7 @@ class StateTensors:
 
     def __init__(self, swapper: ParameterSwapper) -> None:
         self.swapper = swapper
-        self.store = ParameterStore(swapper)
+        self.store = ParameterStore(swapper, "optimizer state")
         self.memory = ResidentMemory(self.store, swapper.budget)
         self._known: dict[torch.Tensor, StateTensor] = {}
 
