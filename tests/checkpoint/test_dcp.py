@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
@@ -30,6 +31,9 @@ pytestmark = [
 ]
 
 LIMITS = Limits(min_chunk=512)
+
+#: Typed loosely, as it does not say what it exports.
+dcp: Any = torch.distributed.checkpoint
 
 
 def ddp_state() -> tuple[Any, dict[str, Any]]:
@@ -84,9 +88,14 @@ def test_plans_are_kept_from_planner_to_planner_and_never_stale(tmp_path):
     def act(rank: int) -> list[bool]:
         from tensorspill.checkpoint import dcp_planner
 
-        made = []
-        plan_together = dcp_planner.plan_together
-        dcp_planner.plan_together = lambda *a: made.append(1) or plan_together(*a)
+        made: list[int] = []
+        plan_together = vars(dcp_planner)["plan_together"]
+
+        def counted(*arguments: Any) -> Any:
+            made.append(1)
+            return plan_together(*arguments)
+
+        vars(dcp_planner)["plan_together"] = counted
         _kept, state = ddp_state()
         pair = dist.new_group([0, 1])
         known = []
@@ -133,7 +142,7 @@ def test_a_planner_of_another_group_is_told(tmp_path):
 
 def test_without_the_other_ranks(tmp_path):
     def act(rank: int) -> bool:
-        state = {"w": torch.full((100,), float(rank)), "rank": rank}
+        state: dict[str, Any] = {"w": torch.full((100,), float(rank)), "rank": rank}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             dcp.save(
@@ -167,7 +176,7 @@ def test_a_hostile_object_is_not_executed_by_the_stock_planner(tmp_path, monkeyp
 
 
 def test_a_planner_that_changes_what_is_written(tmp_path):
-    class Halves(dcp.DefaultSavePlanner):
+    class Halves(DefaultSavePlanner):
         def create_local_plan(self):
             plan = super().create_local_plan()
             for item in plan.items:
@@ -179,9 +188,9 @@ def test_a_planner_that_changes_what_is_written(tmp_path):
             found = super().resolve_data(write_item)
             return found if isinstance(found, io.BytesIO) else found.to(torch.float16)
 
-    state = {"w": torch.randn(300, 70), "n": 1}
+    state: dict[str, Any] = {"w": torch.randn(300, 70), "n": 1}
     dcp.save(state, storage_writer=Writer(tmp_path), planner=Halves())
-    loaded = {"w": torch.zeros(300, 70), "n": 0}
+    loaded: dict[str, Any] = {"w": torch.zeros(300, 70), "n": 0}
     dcp.load(loaded, storage_reader=Reader(tmp_path))
     assert torch.equal(loaded["w"], state["w"].half().float())
 
@@ -267,7 +276,7 @@ def test_a_dead_rank_is_told_or_gloos_error_comes(tmp_path):
         from tensorspill.checkpoint import dcp_writer
 
         if rank == 1:
-            dcp_writer.write_file = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+            vars(dcp_writer)["write_file"] = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         try:
             dcp.save(
                 {f"w{rank}": torch.zeros(1 << 10)},

@@ -27,8 +27,9 @@ def writers(folder: Path, name: str) -> int:
 
 def test_ddp_parameters_and_their_optimizers_state(tmp_path):
     def act(rank: int) -> None:
-        model = nn.Sequential(nn.Linear(48, 48), nn.BatchNorm1d(48), nn.Linear(48, 48))
-        model[2].register_buffer("extra", torch.zeros(48, 48))
+        last = nn.Linear(48, 48)
+        last.register_buffer("extra", torch.zeros(48, 48))
+        model = nn.Sequential(nn.Linear(48, 48), nn.BatchNorm1d(48), last)
         ignored = "0.weight"
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [ignored])
         ddp = DistributedDataParallel(model)
@@ -36,7 +37,7 @@ def test_ddp_parameters_and_their_optimizers_state(tmp_path):
         ddp(torch.randn(4, 48)).sum().backward()
         optimizer.step()
         other = nn.Linear(48, 48)
-        state = {"m": ddp, "o": optimizer, "other": other, "copy": model[2].weight.detach().clone()}
+        state = {"m": ddp, "o": optimizer, "other": other, "copy": last.weight.detach().clone()}
         checkpoint.save(state, tmp_path, limits=LIMITS)
 
     run(2, act)
@@ -122,7 +123,8 @@ def test_ranks_whose_optimizers_hold_different_parameters_are_not_mixed(tmp_path
         optimizer.step()
         state = {"o": optimizer.state_dict(), f"own.{rank}": optimizer.state_dict()["state"]}
         checkpoint.save(state, tmp_path, limits=LIMITS)
-        return optimizer.state_dict()["state"][0]["exp_avg"]
+        found: torch.Tensor = optimizer.state_dict()["state"][0]["exp_avg"]
+        return found
 
     moments = run(2, act)
     loaded = {"o": {"state": {0: {"exp_avg": torch.zeros(32, 32)}}}}

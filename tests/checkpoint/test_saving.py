@@ -7,6 +7,7 @@ import pickle
 import shutil
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,12 +43,15 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
+State = dict[str, Any]
+
+
 def fresh(nbytes: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     data = torch.frombuffer(bytearray(os.urandom(nbytes)), dtype=torch.uint8)
     return data % 2 == 1 if dtype is torch.bool else data.view(dtype)
 
 
-def state_with_everything() -> dict[str, object]:
+def state_with_everything() -> State:
     tensors = {str(dtype): fresh(480, dtype).view(-1) for dtype in DTYPES}
     return {
         "tensors": tensors,
@@ -60,7 +64,7 @@ def state_with_everything() -> dict[str, object]:
     }
 
 
-def poisoned(state: object) -> object:
+def poisoned(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: poisoned(value) for key, value in state.items()}
     if isinstance(state, list):
@@ -95,21 +99,22 @@ def test_all_kinds_of_values_come_back(tmp_path):
 
 
 def test_modules_and_optimizers_come_back_into_new_ones(tmp_path):
-    def make():
+    def make() -> Any:
         model = torch.nn.Sequential(torch.nn.Linear(12, 24), torch.nn.BatchNorm1d(24))
         optimizer = torch.optim.AdamW(model.parameters())
         return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)
 
-    def step(model, optimizer, scheduler, seed):
+    def step(model: Any, optimizer: Any, scheduler: Any, seed: int = 0) -> float:
         torch.manual_seed(seed)
         loss = model(torch.randn(8, 12)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
-        return loss.item()
+        return float(loss.detach())
 
-    first, second = make(), make()
+    first: tuple[Any, Any, Any] = make()
+    second: tuple[Any, Any, Any] = make()
     for seed in range(3):
         step(*first, seed)
     names = ("model", "optimizer", "scheduler")
@@ -128,7 +133,7 @@ def test_checkpoints_are_numbered_kept_and_replaced(tmp_path):
     ]
     save({"n": torch.tensor(20)}, tmp_path, step=20)
     save({"n": torch.tensor(21)}, tmp_path, step=20)
-    state = {"n": torch.tensor(0)}
+    state: State = {"n": torch.tensor(0)}
     load(state, tmp_path)
     assert state["n"] == 21
     load(state, tmp_path / "step-00000002")
@@ -137,14 +142,14 @@ def test_checkpoints_are_numbered_kept_and_replaced(tmp_path):
 
 
 def test_a_plan_is_made_once_for_a_state(tmp_path):
-    state = {"a": torch.zeros(3), "b": 1}
+    state: State = {"a": torch.zeros(3), "b": 1}
     assert save(state, tmp_path).planned
     state["b"] = 2
     assert not save(state, tmp_path).planned
     state["a"] = torch.zeros(4)
     assert save(state, tmp_path).planned
     assert save(state, tmp_path, limits=Limits(min_chunk=7)).planned
-    loaded = {"a": torch.ones(4), "b": 0}
+    loaded: State = {"a": torch.ones(4), "b": 0}
     load(loaded, tmp_path)
     assert loaded["b"] == 2
     assert torch.equal(loaded["a"], torch.zeros(4))
@@ -154,7 +159,7 @@ def test_what_the_state_has_and_the_checkpoint_has_not(tmp_path):
     save({"a": torch.zeros(3), "o": 1, "extra": 2}, tmp_path)
     with pytest.raises(MissingNameError, match="'b'"):
         load({"a": torch.zeros(3), "b": torch.zeros(1)}, tmp_path)
-    state = {"a": torch.ones(3), "b": torch.ones(1)}
+    state: State = {"a": torch.ones(3), "b": torch.ones(1)}
     record = load(state, tmp_path, strict=False)
     assert record.unused == ("extra", "o")
     assert torch.equal(state["a"], torch.zeros(3))
@@ -170,7 +175,7 @@ def test_what_the_state_has_and_the_checkpoint_has_not(tmp_path):
 def test_another_dtype_is_converted(tmp_path):
     values = torch.randn(5, 6)
     save({"w": values}, tmp_path)
-    state = {"w": torch.zeros(5, 6, dtype=torch.bfloat16)}
+    state: State = {"w": torch.zeros(5, 6, dtype=torch.bfloat16)}
     load(state, tmp_path)
     assert torch.equal(state["w"], values.bfloat16())
 
@@ -203,7 +208,7 @@ def test_a_hostile_object_is_not_executed(tmp_path, monkeypatch):
     # What its writer would do: the checks when saving are his own to remove.
     monkeypatch.setattr("tensorspill.checkpoint.saving.dump", lambda *_: hostile.getvalue())
     save({"x": 1, "w": torch.ones(3)}, tmp_path / "c")
-    state = {"x": 0, "w": torch.zeros(3)}
+    state: State = {"x": 0, "w": torch.zeros(3)}
     with pytest.raises(CorruptError, match="'x'"):
         load(state, tmp_path / "c")
     assert not (tmp_path / "executed").exists()
@@ -242,7 +247,7 @@ def test_a_folder_that_is_on_memory(tmp_path):
 
 
 def test_later_changes_never_reach_the_file(tmp_path):
-    state = {"a": fresh(3 << 20), "b": torch.randn(64, 64).t(), "list": [1]}
+    state: State = {"a": fresh(3 << 20), "b": torch.randn(64, 64).t(), "list": [1]}
     kept = {"a": state["a"].clone(), "b": state["b"].clone(), "list": [1]}
     with Staging("16MiB") as staging:
         saving = checkpoint.async_save(state, tmp_path, staging=staging)
@@ -258,7 +263,7 @@ def test_later_changes_never_reach_the_file(tmp_path):
 
 
 def test_what_does_not_fit_is_written_before_it_returns(tmp_path):
-    state = {f"t{i}": fresh(1 << 20) for i in range(6)}
+    state: State = {f"t{i}": fresh(1 << 20) for i in range(6)}
     kept = {name: tensor.clone() for name, tensor in state.items()}
     with Staging("2MiB") as staging:
         for _ in range(2):
@@ -276,7 +281,7 @@ def test_what_does_not_fit_is_written_before_it_returns(tmp_path):
 
 
 def test_a_load_waits_for_the_save_before_it(tmp_path):
-    state = {"w": fresh(8 << 20)}
+    state: State = {"w": fresh(8 << 20)}
     checkpoint.async_save(state, tmp_path)
     loaded = {"w": torch.zeros_like(state["w"])}
     load(loaded, tmp_path)
@@ -287,13 +292,13 @@ def test_a_second_save_waits(tmp_path):
     for number in range(4):
         saving = checkpoint.async_save({"w": fresh(4 << 20), "n": number}, tmp_path)
     assert saving.result().step == 3
-    state = {"n": -1}
+    state: State = {"n": -1}
     load(state, tmp_path)
     assert state["n"] == 3
 
 
 def test_a_second_save_is_refused(tmp_path):
-    state = {"w": fresh(64 << 20)}
+    state: State = {"w": fresh(64 << 20)}
     first = checkpoint.async_save(state, tmp_path)
     if not first.done():
         # It may end right now; then this is no refusal.
@@ -328,13 +333,17 @@ def test_an_error_surfaces_once(tmp_path):
 
 def test_staging_memory_is_taken_once_and_given_up(tmp_path):
     staging = Staging("8MiB")
-    state = {"a": fresh(1 << 20), "b": fresh(12345)}
+    state: State = {"a": fresh(1 << 20), "b": fresh(12345)}
     for _ in range(3):
         checkpoint.async_save(state, tmp_path, staging=staging).result()
         assert 1 << 20 < staging.nbytes <= 8 << 20
     snapshot = staging.snapshot(list(state.values()))
     with pytest.raises(BusyError):
-        staging.snapshot(list(state.values()))
+        staging.snapshot(list(state.values()), wait=False)
+    snapshot.release()
+    snapshot = staging.snapshot(list(state.values()))
+    del snapshot  # is as good as its release
+    snapshot = staging.snapshot(list(state.values()))
     staging.close()
     assert staging.nbytes
     snapshot.release()
@@ -344,7 +353,7 @@ def test_staging_memory_is_taken_once_and_given_up(tmp_path):
 
 
 def test_arguments_are_checked(tmp_path):
-    state = {"w": torch.zeros(1)}
+    state: State = {"w": torch.zeros(1)}
     for wrong in (
         {"step": -1},
         {"step": True},

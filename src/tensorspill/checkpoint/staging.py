@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +52,7 @@ class Staging:
         self._pool: BufferPool | None = None
         self._buffer: Buffer | None = None
         self._layout: _Layout | None = None
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._taken = False
         self._closed = False
 
@@ -59,23 +61,31 @@ class Staging:
         """Bytes of memory held now."""
         return self._pool.capacity if self._pool is not None else 0
 
-    def snapshot(self, tensors: Sequence[torch.Tensor]) -> Snapshot:
+    def snapshot(self, tensors: Sequence[torch.Tensor], *, wait: bool = True) -> Snapshot:
         """Copy tensors, in their order, as long as there is room for all of a tensor.
 
         Returns when the copies are complete, those from GPUs included.
 
+        Parameters
+        ----------
+        tensors : sequence of torch.Tensor
+            Any strides, any device.
+        wait : bool
+            Wait until the last snapshot is released.
+
         Raises
         ------
         BusyError
-            The last snapshot was not released.
+            The last snapshot is not released, and it is not to be waited for.
         ClosedError
             `close` was called.
         """
-        with self._lock:
+        with self._changed:
+            if self._taken and not wait:
+                raise BusyError("The last snapshot is still being written")
+            self._changed.wait_for(lambda: self._closed or not self._taken)
             if self._closed:
                 raise ClosedError("The staging memory was closed")
-            if self._taken:
-                raise BusyError("The last snapshot is still being written")
             self._taken = True
         try:
             copies = self._copies(tensors)
@@ -120,8 +130,9 @@ class Staging:
         return self._buffer.tensor[: max(min(self._buffer.nbytes, budget), 0)]
 
     def _release(self) -> None:
-        with self._lock:
+        with self._changed:
             self._taken = False
+            self._changed.notify_all()
             if self._closed:
                 self._give_up()
 
@@ -135,8 +146,9 @@ class Staging:
 
     def close(self) -> None:
         """Give up the memory, once the last snapshot is released; a second time does no harm."""
-        with self._lock:
+        with self._changed:
             self._closed = True
+            self._changed.notify_all()
             if not self._taken:
                 self._give_up()
 
@@ -153,7 +165,7 @@ class Staging:
 
 
 class Snapshot:
-    """Copies of some tensors, as they were.
+    """Copies of some tensors, as they were; one that is dropped is released.
 
     Attributes
     ----------
@@ -166,14 +178,13 @@ class Snapshot:
     def __init__(self, staging: Staging, copies: list[torch.Tensor | None]) -> None:
         self.copies = copies
         self.nbytes = sum(copy.nbytes for copy in copies if copy is not None)
-        self._staging: Staging | None = staging
+        self._return = weakref.finalize(self, staging._release)
+        self._return.atexit = False
 
     def release(self) -> None:
         """Give the memory back for the next snapshot; a second time does no harm."""
-        staging, self._staging = self._staging, None
-        if staging is not None:
-            self.copies = []
-            staging._release()
+        self.copies = []
+        self._return()
 
 
 def _room(nbytes: int) -> int:
@@ -200,14 +211,12 @@ def _available(device: torch.device) -> int:
     return 1 << 30
 
 
-_shared: list[Staging] = []
-_shared_lock = threading.Lock()
+_shared: dict[int, Staging] = {}
 
 
 def shared_staging(budget: int | str | None) -> Staging:
     """Return the process's own staging memory, whose budget becomes the one given."""
-    with _shared_lock:
-        if not _shared:
-            _shared.append(Staging())
-        _shared[0].budget = None if budget is None else parse_bytes(budget)
-        return _shared[0]
+    # A forked child has no part in what its parent copies.
+    staging = _shared.setdefault(os.getpid(), Staging())
+    staging.budget = None if budget is None else parse_bytes(budget)
+    return staging
