@@ -220,6 +220,12 @@ class Measuring:
 
     def _timed(self) -> Round:
         found = drop_pages(self._site.file)
+        done = self._move(dropped=found.cached == 0)
+        self.rounds.append(done)
+        return done
+
+    def _move(self, dropped: bool) -> Round:
+        """Move the bytes, with nothing else going on."""
         engine, batches, nbytes = self._engine, self._batches, self.point.total_bytes
         ended: list[tuple[float, int]] = []
         cpu, begun = time.process_time(), time.perf_counter()
@@ -234,11 +240,7 @@ class Measuring:
         seconds = time.perf_counter() - begun
         used = time.process_time() - cpu
         first, first_bytes = min(ended, default=(begun + seconds, nbytes))
-        done = Round(
-            seconds, nbytes, used, 0, first - begun, first_bytes, dropped=found.cached == 0
-        )
-        self.rounds.append(done)
-        return done
+        return Round(seconds, nbytes, used, 0, first - begun, first_bytes, dropped)
 
     def _past_cache(self, moved: Mapping[str, PathStatistics]) -> bool:
         cached = _CACHED | {"edge"} if self._writes else _CACHED
