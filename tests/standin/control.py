@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,7 @@ class Library:
     def __init__(self, part: str, library: ctypes.CDLL) -> None:
         self._part = part
         self._library = library
+        self._rules = os.environ.get(f"STANDIN_{part.upper()}_RULES", "")
         self._function("gauge").restype = ctypes.c_long
         self._function("count").restype = ctypes.c_ulong
         self._function("counts").restype = ctypes.c_size_t
@@ -47,15 +49,17 @@ class Library:
         """Replace all rules; "" for none."""
         if self._function("rules")(text.encode()):
             raise ValueError(f"{text!r} are no rules")
+        self._rules = text
 
     @contextmanager
     def failing(self, text: str) -> Iterator[None]:
-        """Have rules in force for a while; they replace others and leave none."""
+        """Have rules in force for a while, in place of those that were and will be."""
+        before = self._rules
         self.rules(text)
         try:
             yield
         finally:
-            self.rules("")
+            self.rules(before)
 
     def gauge(self, name: str, device: int = -1) -> int:
         """Return something that goes up and down, of one device or of all.
