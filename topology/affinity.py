@@ -9,12 +9,19 @@ from dataclasses import dataclass
 
 from tensorspill.errors import UnsupportedError
 from tensorspill.topology.discovery.paths import Storage
-from tensorspill.topology.distances import Distance, distance, nearest
-from tensorspill.topology.machine import Drive, Gpu, Machine
+from tensorspill.topology.distances import Distance, distance, distance_from_cpus, nearest
+from tensorspill.topology.machine import Device, Drive, Gpu, Machine
 from tensorspill.topology.process import Process, VisibleGpu
 from tensorspill.topology.record import Record
 
-__all__ = ["Affinity", "affinities", "crossing", "warn_if_crossing"]
+__all__ = [
+    "Affinity",
+    "affinities",
+    "crossing",
+    "label_of",
+    "rank_distance",
+    "warn_if_crossing",
+]
 
 log = logging.getLogger(__name__)
 
@@ -217,6 +224,19 @@ def _cpus(
     if process is None or not process.cpus:
         return near
     return tuple(sorted(set(near) & set(process.cpus))) or process.cpus
+
+
+def rank_distance(machine: Machine, rank: Affinity, device: Device) -> Distance:
+    """Return how far a device is from a rank: from its GPU, or from its CPUs if it has none."""
+    gpu = next((gpu for gpu in machine.gpus if gpu.bdf and gpu.bdf == rank.gpu), None)
+    if gpu is None:
+        return distance_from_cpus(machine, rank.numa_node, device)
+    return distance(machine, gpu, device)
+
+
+def label_of(device: Device) -> str:
+    """Return what people call a device."""
+    return f"GPU{device.index}" if isinstance(device, Gpu) else device.name
 
 
 def crossing(machine: Machine, affinity: Affinity, storage: Storage) -> str | None:

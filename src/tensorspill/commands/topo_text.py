@@ -15,9 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from tensorspill.topology.affinity import Affinity, crossing
+from tensorspill.topology.affinity import Affinity, crossing, label_of, rank_distance
 from tensorspill.topology.discovery.paths import Storage
-from tensorspill.topology.distances import distance, distance_from_cpus
 from tensorspill.topology.machine import Device, Gpu, Machine
 from tensorspill.topology.outline import Branch, numbers, outline
 
@@ -124,7 +123,7 @@ def _show_matrix(
     devices: Sequence[Device],
 ) -> None:
     """Print distances from ranks to devices of a kind, in pieces that fit the terminal."""
-    names = [_label(device) for device in devices]
+    names = [label_of(device) for device in devices]
     each = max(map(len, [*names, "NV18*"])) + 2
     fit = max(1, (console.width - 7) // each)
     if devices:
@@ -144,16 +143,8 @@ def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
 
-def _label(device: Device) -> str:
-    return f"GPU{device.index}" if isinstance(device, Gpu) else device.name
-
-
 def _cell(machine: Machine, rank: Affinity, device: Device) -> str:
-    gpu = next((gpu for gpu in machine.gpus if gpu.bdf and gpu.bdf == rank.gpu), None)
-    if gpu is None:
-        found = distance_from_cpus(machine, rank.numa_node, device)
-    else:
-        found = distance(machine, gpu, device)
+    found = rank_distance(machine, rank, device)
     chosen = not isinstance(device, Gpu) and device.name in (rank.nic, rank.drive)
     return f"[{_NEAR[found.kind]}]{found.label}[/]{'*' if chosen else ''}"
 
