@@ -204,6 +204,10 @@ class Engine(ABC):
         """Add a line to the notes of `statistics`; the same line is kept once."""
         self._ledger.note(text)
 
+    def serve(self) -> None:
+        """Say that another engine uses this one, and counts what it moves."""
+        self._ledger.inner = True
+
     def statistics(self) -> EngineStatistics:
         """Return what the engine has done so far; works after `close` as well."""
         return self._ledger.statistics(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tensorspill.engine.batch import Batch
 from tensorspill.engine.statistics import EngineStatistics, PathStatistics, TransferRecord
 from tensorspill.engine.transfer import Transfer
+from tensorspill.engine.watching import Ended, tell
 from tensorspill.errors import ClosedError
 from tensorspill.pool.live import live_ranges
 
@@ -28,10 +29,16 @@ class Ledger:
 
     The engine's threads hold the ledger and not the engine, so that an engine nobody uses any more
     can be collected.
+
+    Attributes
+    ----------
+    inner : bool
+        Whether another engine counts the same bytes, so that nobody who watches is told of them.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.inner = False
         self.pid = os.getpid()
         # Entering a plain lock is one step for a signal handler, entering a Condition is not: an
         # exception from a handler, such as Ctrl-C's, would leave it locked for ever.
@@ -103,7 +110,13 @@ class Ledger:
                 self._counts[kind] += 1
             self._changed.notify_all()
         by_path = {path: moved.nbytes for path, moved in paths.items() if moved.nbytes}
-        seconds = time.perf_counter() - begun
+        ended = time.perf_counter()
+        seconds = ended - begun
+        if not self.inner:
+            written = batch.bytes_written if error is None else 0
+            read = batch.nbytes - batch.bytes_written if error is None else 0
+            failed = error is not None
+            tell(lambda: Ended(self.path, begun, ended, read, written, failed, dict(paths)))
         transfer.end(error or TransferRecord(batch.nbytes, seconds, MappingProxyType(by_path)))
 
     def note(self, text: str) -> None:

@@ -65,6 +65,7 @@ class Fallback:
                 if self._make is None:
                     raise UnsupportedError("There is no host path beside this engine")
                 self._engine = self._make()
+                self._engine.serve()
             return self._engine
 
     def close(self) -> None:

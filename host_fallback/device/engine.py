@@ -64,6 +64,7 @@ class StagedEngine(Engine):
     ) -> None:
         super().__init__(folder, normal_device(device), options)
         self._inner = AioEngine(folder, _CPU, cast(Resolved[AioOptions], options))
+        self._inner.serve()
         index = self.device.index
         self._stager = Stager(index, options.values, self._ledger, self._inner)
         self._finalizer = weakref.finalize(

@@ -84,5 +84,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'tensorspill' has no attribute {name!r}")
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """Give notebooks ``%spill_stats`` (``%load_ext tensorspill``)."""
+    importlib.import_module("tensorspill.profiling.notebook").load(shell)
+
+
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__, *_PARTS])
