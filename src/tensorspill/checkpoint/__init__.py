@@ -1,8 +1,8 @@
 """Checkpoints: each byte once, by the right writers, at the drives' speed, never half-committed.
 
 `save`, `async_save` and `load` are for scripts that need nothing else; `Writer`, `Reader` and
-`SavePlanner` for those that use torch.distributed.checkpoint. Names are imported when they are
-first used.
+`SavePlanner` for those that use torch.distributed.checkpoint; `FastFile` for those that stay with
+`torch.save`. Names are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tensorspill.checkpoint.dcp_reader import Reader
     from tensorspill.checkpoint.dcp_writer import Writer
     from tensorspill.checkpoint.distributed.planning import Limits
+    from tensorspill.checkpoint.fast_file import FastFile
     from tensorspill.checkpoint.files.commit import latest
     from tensorspill.checkpoint.loading import LoadRecord, load
     from tensorspill.checkpoint.saving import SaveRecord, save
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncSave",
+    "FastFile",
     "Limits",
     "LoadRecord",
     "Reader",
@@ -38,6 +40,7 @@ __all__ = [
 
 _HOME = {
     "AsyncSave": "asynchronous",
+    "FastFile": "fast_file",
     "Limits": "distributed.planning",
     "LoadRecord": "loading",
     "Reader": "dcp_reader",
