@@ -25,6 +25,7 @@ COMMANDS = {
     "demo": "tensorspill.demo.command",
     "doctor": "tensorspill.commands.doctor",
     "plan": "tensorspill.commands.plan",
+    "report": "tensorspill.commands.report",
     "sweep": "tensorspill.commands.sweep",
     "topo": "tensorspill.commands.topo",
     "tune": "tensorspill.commands.tune",

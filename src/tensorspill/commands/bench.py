@@ -39,6 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     from tensorspill.profiling.site import Site
     from tensorspill.profiling.sweep import ResultsFile, write_csv
 
+    if arguments.png:
+        from tensorspill.profiling.pictures.drawing import check_matplotlib
+
+        check_matplotlib()
     # Comparing must not leave spinning threads behind, whose CPU time would count as ours.
     torch.set_num_threads(1)
     size = arguments.size or (_QUICK_SIZE if arguments.quick else _SIZE)
@@ -54,6 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
             file.close()
     if arguments.csv:
         write_csv(arguments.csv, bench.rows)
+    if arguments.png:
+        from tensorspill.profiling.pictures.overview import draw_results
+        from tensorspill.profiling.rows import Results
+
+        results = Results(tuple(bench.rows), tuple(map(tuple, bench.round_gbps)))
+        draw_results(results, arguments.png, ceilings=bench.ceilings)
     if arguments.json:
         sys.stdout.write(json.dumps(_as_json(bench, site)) + "\n")
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from tensorspill.profiling.points import Point
 
-__all__ = ["add_grid", "add_output", "add_size", "points_of", "size", "whole"]
+__all__ = ["add_grid", "add_output", "add_png", "add_size", "points_of", "size", "whole"]
 
 Value = TypeVar("Value")
 
@@ -57,7 +57,13 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", metavar="FILE", help="add the rows to this file, as JSON lines")
     add("--csv", metavar="FILE", help="write the rows to this file, as CSV")
+    add_png(parser)
     add("--json", action="store_true", help="print one JSON object, nothing else")
+
+
+def add_png(parser: argparse.ArgumentParser) -> None:
+    """Declare where a picture goes."""
+    parser.add_argument("--png", metavar="FILE", help="draw a picture (needs matplotlib)")
 
 
 def points_of(

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from tensorspill.commands.point_arguments import add_grid, add_size, points_of
+from tensorspill.commands.point_arguments import add_grid, add_png, add_size, points_of
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", default="sweep.jsonl", metavar="FILE", help="results, as JSON lines (sweep.jsonl)")
     add("--csv", metavar="FILE", help="the same as CSV (beside the results)")
+    add_png(parser)
     add("--json", action="store_true", help="print one JSON object, nothing else")
 
 
@@ -38,6 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     from tensorspill.profiling.site import Site
     from tensorspill.profiling.sweep import ResultsFile, write_csv
 
+    if arguments.png:
+        from tensorspill.profiling.pictures.drawing import check_matplotlib
+
+        check_matplotlib()
     torch.set_num_threads(1)
     size = arguments.size or _SIZE
     points = points_of(arguments, size, block_bytes=_BLOCKS, depth=_DEPTHS) or ()
@@ -50,6 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
                 Bench(site, arguments.rounds, tick, file.add).run(left)
     results = read_results(arguments.out)
     write_csv(csv, results.rows)
+    if arguments.png:
+        from tensorspill.profiling.pictures.overview import draw_results
+
+        draw_results(results, arguments.png)
     said = {"points": len(points), "measured": len(left), "out": arguments.out, "csv": csv}
     if arguments.json:
         rows = [row.to_json() for row in results.rows]

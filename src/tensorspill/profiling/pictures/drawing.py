@@ -68,6 +68,22 @@ _LOOK = {
 }
 
 
+def check_matplotlib() -> Any:
+    """Return matplotlib, before anything is measured that is to be drawn.
+
+    Raises
+    ------
+    UnsupportedError
+        It is not installed.
+    """
+    try:
+        return importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise UnsupportedError(
+            f"Pictures need matplotlib: {error}", remedy="pip install tensorspill[notebook]"
+        ) from error
+
+
 @contextmanager
 def look(**changes: Any) -> Iterator[None]:
     """Return a context in which matplotlib draws as all pictures here look.
@@ -77,13 +93,7 @@ def look(**changes: Any) -> Iterator[None]:
     UnsupportedError
         matplotlib is not installed.
     """
-    try:
-        matplotlib = importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise UnsupportedError(
-            f"Pictures need matplotlib: {error}", remedy="pip install tensorspill[notebook]"
-        ) from error
-    with matplotlib.rc_context(_LOOK | changes), warnings.catch_warnings():
+    with check_matplotlib().rc_context(_LOOK | changes), warnings.catch_warnings():
         # A name in a script that the font lacks is drawn as boxes, and no reason to fail.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         # Nor is a picture too small for its words, which are then cut.

@@ -19,7 +19,6 @@ from tensorspill.profiling.pictures.choosing import (
 from tensorspill.profiling.pictures.drawing import (
     INK,
     SOFT,
-    binary,
     characters,
     painting,
     say_empty,
@@ -105,10 +104,9 @@ def _ours(best: Sequence[Row], known: Sequence[Ceiling]) -> list[_Bar]:
     tightest = min((limit for limit in known if limit.gbps), key=_gbps, default=None)
     bars = []
     for row in best:
-        setting = f"{binary(row.block_bytes or 0)} x {row.depth}"
         share = per_cent(row.gbps_last_done, tightest)
         told = "" if share is None else f", {share:.0f} % of the tightest limit"
-        name = f"{row.engine}{f', {row.gpu}' if row.gpu else ''}, {setting}"
+        name = f"{row.engine}, {row.label}"
         text = f"{_rate(row):.2f} GB/s{told}"
         bars.append(_Bar(name, _rate(row), _OURS, text, row.gbps_stdev or 0.0))
     return bars

@@ -119,7 +119,8 @@ def _name_axes(
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlim(blocks[0] / 1.5, blocks[-1] * 1.5)
-    known = [rate for rate, _ in rates.values()] + [limit.gbps or 0.0 for limit in limits]
+    known = [rate for rate, _ in rates.values()] + [rate + more for rate, more in rates.values()]
+    known += [limit.gbps or 0.0 for limit in limits]
     positive = [value for value in known if value > 0] or [1.0]
     axes.set_ylim(min(positive) / 1.6, max(positive) * 1.4)
     step = -(-len(blocks) // 7)
