@@ -39,8 +39,8 @@ class SaveRecord:
     step : int
     nbytes, written : int
         Bytes of all files, and of those that this rank wrote.
-    seconds : float
-        From the call to the commit.
+    seconds, writing : float
+        From the call to the commit; and of these, for writing this rank's files.
     planned : bool
         Whether a plan was made; if not, that of an earlier save was used.
     shares : tuple of int
@@ -55,6 +55,7 @@ class SaveRecord:
     nbytes: int
     written: int
     seconds: float
+    writing: float
     planned: bool
     shares: tuple[int, ...]
     slow: tuple[int, ...]
@@ -69,6 +70,7 @@ class SaveRecord:
             sum(shares),
             shares[attempt.rank],
             time.perf_counter() - begun,
+            outcome.written[attempt.rank][1],
             attempt.planned,
             shares,
             _slow(outcome.written),
