@@ -1,21 +1,19 @@
 """What the README shows runs as shown."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.documents import blocks, run
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 
 def test_quickstart_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 4
-    code = "\n".join(blocks)
-    assert code.count('"/tmp/spill"') == 1
-    code = code.replace("/tmp/spill", str(tmp_path / "spill"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    shown = blocks(README)
+    assert len(shown) >= 4
+    assert all(block.not_run is None for block in shown)
+    assert sum(block.code.count('"/tmp/spill"') for block in shown) == 1
+    run(shown, tmp_path)
 
 
 def test_error_table_names_every_error() -> None:
