@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from benchmarks.machine import describe
@@ -191,7 +190,6 @@ PARTS = {"fio": measure_fio, "overhead": measure_overhead, "tune": measure_tune}
 
 def measure(folder: Path, only: Sequence[str], quick: bool, say: Any) -> dict[str, Any]:
     """Run parts one after the other."""
-    torch.set_num_threads(1)
     sizes = Sizes(quick)
     return {name: PARTS[name](folder, sizes, say) for name in only}
 

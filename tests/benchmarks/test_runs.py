@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import host_path, pack_threshold
+from benchmarks import host_path, pack_threshold, profiling
 from benchmarks.report import markdown, write_json
 from benchmarks.rows import Verdict
 from benchmarks.setting import TINY
@@ -66,6 +66,15 @@ def test_pack_threshold(tmp_path, capsys):
     assert pack_threshold.main(arguments) == 0
     assert "one by one is as fast" in capsys.readouterr().out
     assert json.loads(out.read_text())["packing"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_profiling(tmp_path, capsys):
+    out = tmp_path / "found.json"
+    arguments = ["--folder", str(tmp_path), "--quick", "--json", str(out)]
+    assert profiling.main([*arguments, "--only", "overhead", "tune"]) in (0, 1)
+    assert "choice / best" in capsys.readouterr().out
+    assert json.loads(out.read_text())["parts"].keys() == {"overhead", "tune"}
     assert list(tmp_path.iterdir()) == [out]
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import mannwhitneyu, permutation_test
+from scipy.stats import mannwhitneyu, permutation_test  # type: ignore[import-untyped]
 
 from tensorspill.profiling.compare import compare, rank_test
 from tensorspill.profiling.rows import Results

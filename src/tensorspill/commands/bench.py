@@ -32,8 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and show; return 0."""
-    import torch
-
     from tensorspill.commands.measured_text import progress
     from tensorspill.profiling.bench import Bench
     from tensorspill.profiling.site import Site
@@ -43,8 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
         from tensorspill.profiling.pictures.drawing import check_matplotlib
 
         check_matplotlib()
-    # Comparing must not leave spinning threads behind, whose CPU time would count as ours.
-    torch.set_num_threads(1)
     size = arguments.size or (_QUICK_SIZE if arguments.quick else _SIZE)
     file = None if arguments.out is None else ResultsFile(arguments.out)
     try:

@@ -31,8 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure what the file lacks, and write the CSV; return 0."""
-    import torch
-
     from tensorspill.commands.measured_text import output, progress
     from tensorspill.profiling.bench import Bench
     from tensorspill.profiling.rows import read_results
@@ -43,7 +41,6 @@ def run(arguments: argparse.Namespace) -> int:
         from tensorspill.profiling.pictures.drawing import check_matplotlib
 
         check_matplotlib()
-    torch.set_num_threads(1)
     size = arguments.size or _SIZE
     points = points_of(arguments, size, block_bytes=_BLOCKS, depth=_DEPTHS) or ()
     csv = arguments.csv or f"{os.path.splitext(arguments.out)[0]}.csv"

@@ -37,15 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Tune, write the settings file, and print what to set; return 0."""
-    import torch
-
     from tensorspill.commands.measured_text import progress
     from tensorspill.engine.tuned import write_tuned
     from tensorspill.opening import device_key
     from tensorspill.profiling.site import Site
     from tensorspill.profiling.tune import Mix, candidates, tune
 
-    torch.set_num_threads(1)
     mix = Mix(arguments.read, arguments.tensor, arguments.device, arguments.engine)
     with (
         progress() as tick,

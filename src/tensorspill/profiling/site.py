@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+import torch
 
 from tensorspill.engine.request import Request
 from tensorspill.errors import CapacityError, CorruptError
@@ -36,7 +37,8 @@ class Site:
     """A working folder below `path`, with a file of `nbytes` that was written before.
 
     The file holds `expected`, or what fio wrote since: see `restore`. The first write of a file's
-    blocks is slower than all that follow on most file systems, so it happens here.
+    blocks is slower than all that follow on most file systems, so it happens here. Until `close`,
+    torch computes in one thread.
 
     Parameters
     ----------
@@ -78,6 +80,9 @@ class Site:
         self.nbytes = nbytes
         _check_memory(nbytes)
         with ExitStack() as stack:
+            # Comparing must not leave spinning threads behind, whose CPU time would count as ours.
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
             self.folder = stack.enter_context(working_folder(self.path, nbytes))
             self.storage: Storage = device_of(self.folder)
             tick(f"writing a file of {format_bytes(nbytes)}")
