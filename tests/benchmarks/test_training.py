@@ -7,7 +7,7 @@ from benchmarks.report import markdown
 from benchmarks.setting import TINY
 
 
-@pytest.mark.parametrize("suite", ["step", "memory"])
+@pytest.mark.parametrize("suite", ["step", "memory", "optimizer", "activations"])
 def test_suite(suite, tmp_path):
     report = training.measure(tmp_path, [suite], 1, TINY, seed=0)
     assert list(tmp_path.iterdir()) == []

@@ -54,7 +54,7 @@ class FioJob:
     path : Path
         The file; at least `region` bytes long, or fio makes it longer.
     rw : str
-        "read", "write", "randread" or "randwrite".
+        "read", "write", "randread", "randwrite", or "rw" for both, see ``--rwmixread``.
     nbytes : int
         Bytes to move.
     block, depth : int
@@ -153,9 +153,10 @@ def parse(output: str) -> FioSample:
     if job["error"]:
         raise FioError(f"fio failed: {os.strerror(job['error'])}")
     moved = max(job["read"], job["write"], key=lambda way: int(way["io_bytes"]))
-    nbytes = int(moved["io_bytes"])
+    # Of a mix both have moved some.
+    nbytes = int(job["read"]["io_bytes"]) + int(job["write"]["io_bytes"])
     # In whole milliseconds: runs must take many of them.
-    seconds = max(moved["runtime"], 1) / 1e3
+    seconds = max(job["read"]["runtime"], job["write"]["runtime"], 1) / 1e3
     cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
     return FioSample(seconds, nbytes, cpu, latencies=_latencies(moved))
 
