@@ -13,6 +13,9 @@ numba-cuda run on them, unchanged; kernels do not.
 `arrays`       in such a process: device memory with ``__cuda_array_interface__``
 =============  ====================================================================================
 
+Tests that need a lane are in a folder that is collected only there (see ``conftest.py`` here), and
+a test outside starts them: ``run_pytest(lane("cufile"), "tests/standin/inside")``.
+
 The C sources say what they stand in for, and which variables set them up. What they can't show:
 speed, DMA alignment, BAR1, peer-to-peer, kernels.
 """
