@@ -1,11 +1,13 @@
 """The chain of handlers behind the one pair of hooks for saved tensors."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from tensorspill.saved_tensors import Saved, hooks
+from tensorspill.saved_tensors import Saved, foreign_pair, hooks
 
 
 class Copy(Saved):
@@ -85,6 +87,35 @@ def test_nested_handlers_are_all_asked_innermost_first():
         check_product(product_gradients(second))
     assert len(inner.seen) == 2
     assert [tensor[0].item() for tensor in outer.seen] == [5.0]
+
+
+def test_who_takes_what_is_left_is_asked_last():
+    """Wherever its context is: outside, inside, or between those of others."""
+    x = torch.randn(5, requires_grad=True)
+    for order in ("general first", "general last", "general between"):
+        general, special = Keeper(), Keeper(lambda tensor: tensor.numel() == 5)
+        other = Keeper(lambda tensor: False)
+        names = {"general first": "gso", "general last": "sog", "general between": "sgo"}[order]
+        handlers = {"g": general, "s": special, "o": other}
+        with ExitStack() as stack:
+            for name in names:
+                stack.enter_context(hooks(handlers[name], last=name == "g"))
+            y = x.exp()
+            z = y[:3].exp()
+        assert len(special.kept) == 1
+        assert [tensor.numel() for tensor in general.kept] == [3]
+        z.sum().backward()
+
+
+def test_the_foreign_pair_is_found_below_handlers():
+    assert foreign_pair() is None
+    with hooks(Keeper()):
+        assert foreign_pair() is None
+    foreign = Foreign()
+    with foreign.pair(), hooks(Keeper()), hooks(Keeper(), last=True):
+        pair = foreign_pair()
+        assert pair is not None
+        assert pair[0] == foreign.pack
 
 
 def test_a_handler_pushed_twice_is_asked_once():

@@ -92,6 +92,9 @@ class SpilledOptimizer(torch.optim.Optimizer):
     not be written stays in memory, and writing is tried again in the next step. `finish_step` does
     the rest of the step, with the gradients of now; `state_dict` works as well.
 
+    A gradient scaler and `torch.nn.utils.clip_grad_norm_` need gradients in memory, and raise where
+    they are spilled; for clipping there is `tensorspill.optimizer.clip_grad_norm_`.
+
     ``state`` is a view of the state in memory and on the drive: what it returns are copies.
 
     Examples
