@@ -35,8 +35,10 @@ def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, capsys):
         (block << 10, depth) for block in (64, 128) for depth in (1, 4)
     }
     assert len(read_results(tmp_path / "rows.csv").rows) == 4
-    assert main([*arguments, "--block", "64KiB,128KiB"]) == 0
-    assert json.loads(capsys.readouterr().out)["measured"] == 0
+    assert main([*arguments, "--block", "64KiB,128KiB,512KiB"]) == 0
+    third = json.loads(capsys.readouterr().out)
+    # Four operations of 512 KiB are more than all that is moved.
+    assert (third["points"], third["measured"], third["left_out"]) == (5, 1, 1)
     assert list(folder.iterdir()) == []
 
 

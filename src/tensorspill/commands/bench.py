@@ -18,8 +18,8 @@ __all__ = ["HELP", "add_arguments", "run"]
 HELP = "measure a drive: engines, blocks, depths, threads, memory, against fio and the limits"
 
 _SIZE, _QUICK_SIZE = 1 << 30, 256 << 20
-#: Seconds that the first points of a benchmark take for a round, about.
-_ROUND, _QUICK_ROUND = 0.5, 0.1
+#: Seconds that a round takes, about; and one that is compared with fio, in half a minute.
+_ROUND, _QUICK_ROUND, _QUICK_COMPARED = 0.5, 0.1, 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,8 @@ def _measure(bench: Bench, site: Site, arguments: argparse.Namespace) -> None:
         return
     quick = arguments.quick
     nbytes = round_bytes(site, _QUICK_ROUND if quick else _ROUND)
-    compared, others = standard_points(nbytes, site.nbytes, quick)
+    most = round_bytes(site, _QUICK_COMPARED, 64 << 20) if quick else site.nbytes
+    compared, others = standard_points(nbytes, most, quick)
     bench.run(others, compared)
     bench.other_programs(compared[-1])
 

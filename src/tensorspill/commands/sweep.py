@@ -42,7 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         check_matplotlib()
     size = arguments.size or _SIZE
-    points = points_of(arguments, size, block_bytes=_BLOCKS, depth=_DEPTHS) or ()
+    wanted = points_of(arguments, size, block_bytes=_BLOCKS, depth=_DEPTHS) or ()
+    # With fewer bytes than its queue holds, a point would be no deeper than another.
+    points = [point for point in wanted if point.in_flight <= size]
     csv = arguments.csv or f"{os.path.splitext(arguments.out)[0]}.csv"
     path = os.path.abspath(arguments.path)
     with ResultsFile(arguments.out) as file:
@@ -56,10 +58,18 @@ def run(arguments: argparse.Namespace) -> int:
         from tensorspill.profiling.pictures.overview import draw_results
 
         draw_results(results, arguments.png)
-    said = {"points": len(points), "measured": len(left), "out": arguments.out, "csv": csv}
+    left_out = len(wanted) - len(points)
     if arguments.json:
-        rows = [row.to_json() for row in results.rows]
-        sys.stdout.write(json.dumps(said | {"rows": rows, "notes": results.notes}) + "\n")
+        found = {
+            "points": len(points),
+            "measured": len(left),
+            "left_out": left_out,
+            "out": arguments.out,
+            "csv": csv,
+            "rows": [row.to_json() for row in results.rows],
+            "notes": results.notes,
+        }
+        sys.stdout.write(json.dumps(found) + "\n")
         return 0
     from tensorspill.commands.measured_text import plain, show_rows
 
@@ -68,6 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     done = len(points) - len(left)
     text = f"{len(left)} points measured, {done} were there; in {arguments.out} and {csv}"
     console.print(plain(text), markup=False, overflow="fold")
+    if left_out:
+        text = f"{left_out} points left out: --size does not fill their queue"
+        console.print(text, markup=False, overflow="fold")
     for note in results.notes:
         console.print(plain(note), markup=False, overflow="fold")
     return 0
