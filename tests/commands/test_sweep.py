@@ -130,3 +130,11 @@ def test_compare_reads_what_is_cut_and_refuses_what_has_nothing_in_common(tmp_pa
     assert main(["compare", a, b]) == 0
     assert "cut short" in capsys.readouterr().out
     assert main(["compare", a, str(tmp_path / "missing")]) == 3
+
+
+@pytest.mark.parametrize("command", ["bench", "sweep", "tune", "compare"])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert "--json" in capsys.readouterr().out

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HELP", "add_arguments", "run"]
 
-HELP = "find the smallest settings within 95 % of a drive's best, and use them by default"
+HELP = "find the smallest settings that are nearly as fast as a drive's best, for engines to use"
 
 _SIZE = 256 << 20
 _SECONDS = 45.0
