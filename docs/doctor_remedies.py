@@ -29,7 +29,7 @@ def remedies() -> list[tuple[str, str, str]]:
                 found.setdefault((layer, remedy), []).append(seen)
     order = list(dict.fromkeys(layers.values()))
     return [
-        (layer, "; or: ".join(dict.fromkeys(seen)), remedy)
+        (layer, "; or: ".join(filter(_says_something, dict.fromkeys(seen))), remedy)
         for (layer, remedy), seen in sorted(found.items(), key=lambda row: order.index(row[0][0]))
     ]
 
@@ -60,6 +60,10 @@ def _rows(module: ModuleType, layers: dict[str, str]) -> Iterator[tuple[str, str
                 seen = " or ".join(_texts(node.args[2], module, known))
                 for remedy in _texts(node.args[3], module, known):
                     yield layer, seen, remedy
+
+
+def _says_something(seen: str) -> bool:
+    return any(character.isalpha() for character in seen)
 
 
 def _is_row(node: Any) -> bool:

@@ -7,6 +7,7 @@ replaced by what the maker of that name returns; so nothing is said twice.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import errno
 import importlib
 import inspect
@@ -19,9 +20,6 @@ from typing import Any
 from doctor_remedies import remedies
 
 ROOT = Path(__file__).resolve().parents[1]
-
-#: The environment variables of options begin so.
-PREFIX = "TENSORSPILL_"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -98,7 +96,19 @@ def _cufile_codes(_: str) -> str:
 
 
 def _doctor(_: str) -> str:
-    return _table(("layer", "what is seen", "what helps"), remedies())
+    lines: list[str] = []
+    layer = ""
+    for looked_at, seen, remedy in remedies():
+        if looked_at != layer:
+            layer = looked_at
+            lines += ["", f"**{layer}**", ""]
+        lines.append(f"- {_plain(remedy)}" + (f" — *{_plain(seen)}*" if seen else ""))
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Return text in which no character means anything to Markdown."""
+    return re.sub(r"([\\`*_\[\]<>])", r"\\\1", text)
 
 
 def _errnos(_: str) -> str:
@@ -112,18 +122,16 @@ def _errnos(_: str) -> str:
 
 
 def _options(path: str) -> str:
-    """Return the options of an engine: the fields of a dataclass, with environment variables."""
-    import dataclasses
-
+    """Return the options of an engine: the fields that a dataclass has beyond its bases."""
     module, _, name = path.rpartition(".")
     cls = getattr(importlib.import_module(module), name)
-    described, rows = _attributes(cls), []
-    for field in dataclasses.fields(cls):
-        variable = f"`{PREFIX}{field.name.upper()}`"
-        rows.append(
-            (f"`{field.name}`", variable, _value(field.default), described.get(field.name, ""))
-        )
-    return _table(("option", "environment variable", "default", ""), rows)
+    described = _attributes(cls)
+    rows = [
+        (f"`{field.name}`", _value(field.default), described.get(field.name, ""))
+        for field in dataclasses.fields(cls)
+        if field.name in cls.__annotations__
+    ]
+    return _table(("option", "default", ""), rows)
 
 
 def _paths(_: str) -> str:
