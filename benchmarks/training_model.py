@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from tensorspill.optimizer import SpilledOptimizer
+from tensorspill.residency.staging import modest
 from tensorspill.training import Offloaded, init, offloaded
 
 __all__ = ["Case", "Spilled", "Stack", "calibrated", "step"]
@@ -96,6 +97,7 @@ class Spilled:
             folder=folder,
             budget=optimizer,
             min_bytes=SMALLEST,
+            engine=modest(optimizer, "cpu", {}),
             lr=1e-4,
             fused=True,
         )

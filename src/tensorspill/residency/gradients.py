@@ -15,6 +15,7 @@ from tensorspill.pool.buffer_pool import BufferPool
 from tensorspill.residency.clock import TransferClock
 from tensorspill.residency.guards import Uncopyable
 from tensorspill.residency.packs import Pack, PackStore, lay_out
+from tensorspill.residency.trim import trim
 from tensorspill.spill.file import SpillFile
 
 __all__ = ["SpilledGradients", "pack_bytes"]
@@ -58,6 +59,8 @@ class SpilledGradients(Uncopyable):
     ) -> None:
         self.pool = BufferPool(budget, file.device)
         self._store = PackStore(file, self.pool, clock)
+        #: Free memory that the C library may keep of gradients that were copied.
+        self._spare = self.pool.capacity // 4
         self._lock = lock
         self._packs: dict[torch.Tensor, Pack] = {}
         self._placeholders: dict[torch.Tensor, torch.Tensor] = {}
@@ -225,7 +228,9 @@ class SpilledGradients(Uncopyable):
             finally:
                 pack.pins -= 1
             if pack not in self._filled:
+                del gradient
                 self._store.write(pack)
+                trim(self._spare)
 
     def _filled_one(self, pack: Pack, parameter: torch.Tensor) -> None:
         pack.present.add(parameter)

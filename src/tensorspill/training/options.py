@@ -11,6 +11,7 @@ from torch import nn
 from tensorspill.errors import UnsupportedError
 from tensorspill.pool.sizes import parse_bytes
 from tensorspill.residency.entry import is_plain
+from tensorspill.residency.staging import modest
 from tensorspill.spill.file import Folder
 from tensorspill.swap.swapper import ParameterSwapper
 
@@ -46,8 +47,9 @@ class OffloadOptions:
 
     def open_swapper(self, budget: int, device: str) -> ParameterSwapper:
         """Return a swapper for parameters of any dtype."""
+        options = modest(self.resident, device, self.spill)
         return ParameterSwapper(
-            self.folder, None, budget, min_bytes=self.min_bytes, device=device, **self.spill
+            self.folder, None, budget, min_bytes=self.min_bytes, device=device, **options
         )
 
     def swappable(self, parameter: nn.Parameter) -> bool:
