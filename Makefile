@@ -1,6 +1,7 @@
 # make demo    train a small model from the drive; sets up .venv first
 # make test    run the tests
 # make check   lint, format, types, layers
+# make docs    build the documentation into build/docs
 # make gpu-check  measure on this machine's GPU, in four minutes
 # make venv    only set up .venv, with everything that the other targets need
 # make format  put the sources into the form that `make check` asks for
@@ -15,13 +16,16 @@ BIN := $(VENV)/bin
 # What decides about the content of .venv.
 RECIPE := setup.cfg pyproject.toml constraints.txt tools/setup_venv.sh
 
-.PHONY: demo test check gpu-check format venv clean
+.PHONY: demo test check docs gpu-check format venv clean
 
 demo: $(VENV)/.core
 	$(BIN)/tensorspill demo $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(ARGS)
+
+docs: $(VENV)/.test
+	$(BIN)/mkdocs build --strict --site-dir build/docs
 
 gpu-check: $(VENV)/.test
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
