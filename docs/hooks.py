@@ -144,7 +144,7 @@ def _paths(_: str) -> str:
         for engine, table in (("aio", layout.WHY), ("gds", paths.WHY))
         for path, why in table.items()
     ]
-    return _table(("path", "engine", "bytes went"), rows)
+    return _table(("path", "engine", "why"), rows)
 
 
 def _columns(_: str) -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import html.parser
 import re
 from pathlib import Path
 
-__all__ = ["ROOT", "SOURCES", "Built", "text_of"]
+__all__ = ["ROOT", "SOURCES", "Built", "built", "text_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Pages written by hand; those of the reference are made from docstrings.
 SOURCES = sorted((ROOT / "docs").glob("*.md"))
+
+
+@functools.cache
+def built(page: Path) -> Built:
+    """Return what a page links to, once read."""
+    return Built(page)
 
 
 class Built(html.parser.HTMLParser):
@@ -35,6 +42,7 @@ class Built(html.parser.HTMLParser):
             self.loads.append(named.get("href") or "")
 
 
+@functools.cache
 def text_of(page: Path) -> str:
     """Return the text of a built page, with one space between words."""
     text = re.sub(r"<(script|style).*?</\1>", " ", page.read_text(), flags=re.DOTALL)

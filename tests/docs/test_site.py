@@ -11,7 +11,7 @@ import pytest
 
 import tensorspill
 from tensorspill import cli, errors
-from tests.docs.pages import Built, text_of
+from tests.docs.pages import built, text_of
 
 #: Parts that are used by commands and not imported by users.
 INSIDE = ("commands", "demo", "doctor")
@@ -46,7 +46,7 @@ def test_every_public_name_has_a_place(site: Path) -> None:
     found = {name: inventory.get(name) or inventory.get(where) for name, where in names.items()}
     assert [name for name, item in found.items() if item is None] == []
     places = {item.uri.replace("$", item.name) for item in found.values() if item is not None}
-    anchors = {page: Built(site / page / "index.html").anchors for page in map(_page_of, places)}
+    anchors = {page: built(site / page / "index.html").anchors for page in map(_page_of, places)}
     assert [p for p in places if p.partition("#")[2] not in anchors[_page_of(p)]] == []
 
 
@@ -102,10 +102,10 @@ def test_figures_are_those_of_the_readme(site: Path) -> None:
 
 
 def test_links_lead_somewhere(site: Path) -> None:
-    pages = {page: Built(page) for page in site.rglob("*.html") if page.name != "404.html"}
+    pages = {page: built(page) for page in site.rglob("*.html") if page.name != "404.html"}
     lost = []
-    for page, built in pages.items():
-        for link in built.links:
+    for page, read in pages.items():
+        for link in read.links:
             if urllib.parse.urlsplit(link).scheme:
                 continue
             path, _, anchor = link.partition("#")
@@ -117,7 +117,7 @@ def test_links_lead_somewhere(site: Path) -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    loads = {link for page in site.rglob("*.html") for link in Built(page).loads}
+    loads = {link for page in site.rglob("*.html") for link in built(page).loads}
     assert len(loads) > 3
     assert [link for link in loads if urllib.parse.urlsplit(link).netloc] == []
 
