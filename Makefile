@@ -12,6 +12,8 @@
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
+# Processes that run tests. Many tests wait for drives and for children, so two cores carry four.
+JOBS ?= 4
 BIN := $(VENV)/bin
 # What decides about the content of .venv.
 RECIPE := setup.cfg pyproject.toml constraints.txt tools/setup_venv.sh
@@ -22,7 +24,7 @@ demo: $(VENV)/.core
 	$(BIN)/tensorspill demo $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 docs: $(VENV)/.test
 	$(BIN)/mkdocs build --strict --site-dir build/docs
