@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tensorspill.checkpoint.files.chunks import Box
 from tensorspill.errors import CapacityError, ClosedError, UnsupportedError
 from tensorspill.optimizer import SpilledOptimizer
 from tests.optimizer.helpers import (
@@ -280,6 +281,11 @@ def test_sources(pair):
             source.fill(start, part)
             start += part.numel()
         assert torch.equal(torch.cat(parts), expected.flatten())
+    assert expected.ndim == 2
+    some = source.rows(Box((10, 0), (5, expected.shape[1])))
+    rows = torch.empty(some.shape)
+    some.fill(0, rows.view(-1))
+    assert torch.equal(rows, expected[10:15])
 
 
 # -- memory and the drive ----------------------------------------------------------------------

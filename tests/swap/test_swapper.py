@@ -464,6 +464,35 @@ def test_reserved_space(tmp_path: Path) -> None:
         swapper.swap_out(parameters(3, 4 * 1024 - 10))
 
 
+def test_a_batch_fits_where_kept_buffers_have_split_the_memory(tmp_path: Path) -> None:
+    """Buffers kept for their sizes, one of them taken for the batch, would leave no large hole."""
+    with ParameterSwapper(tmp_path, torch.float32, 10 * UNIT) as swapper:
+        numel = UNIT // 4
+        small = [torch.randn(2 * numel) for _ in range(4)]
+        large = [torch.randn(2 * numel), torch.randn(7 * numel)]
+        expected = values(large)
+        swapper.swap_out([*small, *large])
+        swapper.swap_in(small, wait=True)
+        swapper.release([small[0], small[2], small[1], small[3]])
+        swapper.swap_in(large, wait=True)
+        assert same(large, expected)
+        check_swapper(swapper)
+
+
+def test_values_that_nobody_needs_are_forgotten_unread(swapper: ParameterSwapper) -> None:
+    params = parameters(3)
+    swapper.swap_out(params)
+    swapper.swap_in(params[:1], wait=True)
+    with pytest.raises(UnsupportedError):
+        swapper.forget(params)
+    before = swapper.statistics().file.gets
+    swapper.forget(params, lose=True)
+    assert swapper.statistics().file.gets == before
+    assert swapper.statistics().file.names == 0
+    assert is_placeholder(params[1].data)
+    assert not is_placeholder(params[0].data)
+
+
 # -- casting -------------------------------------------------------------------------------------
 
 
