@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.csv:
         write_csv(arguments.csv, bench.rows)
     if arguments.png:
-        from tensorspill.profiling.pictures.overview import draw_results
+        from tensorspill.profiling.pictures.together import draw_results
         from tensorspill.profiling.rows import Results
 
         results = Results(tuple(bench.rows), tuple(map(tuple, bench.round_gbps)))

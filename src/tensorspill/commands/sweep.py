@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     results = read_results(arguments.out)
     write_csv(csv, results.rows)
     if arguments.png:
-        from tensorspill.profiling.pictures.overview import draw_results
+        from tensorspill.profiling.pictures.together import draw_results
 
         draw_results(results, arguments.png)
     left_out = len(wanted) - len(points)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tensorspill.topology.machine import Machine
 
-__all__ = ["report"]
+__all__ = ["missing", "report"]
 
 #: Rows of the table; all of them are in the files.
 _MOST_ROWS = 500
@@ -171,12 +171,12 @@ def _described(machine: Machine) -> Iterator[str]:
 
 
 def _pictures(results: Results, known: Mapping[str, Sequence[Ceiling]]) -> Iterator[str]:
+    from tensorspill.profiling.pictures.bars import limits
     from tensorspill.profiling.pictures.heat import heat_map
-    from tensorspill.profiling.pictures.limits import limits
-    from tensorspill.profiling.pictures.overview import tails
-    from tensorspill.profiling.pictures.roofline import roofline
+    from tensorspill.profiling.pictures.roof import roofline
     from tensorspill.profiling.pictures.steady import longest, steady_state
     from tensorspill.profiling.pictures.tail import latency_tail
+    from tensorspill.profiling.pictures.together import tails
 
     rows = results.rows
     for way in directions(rows):
@@ -201,20 +201,23 @@ def _image(figure: Figure, what: str) -> str:
 
 
 def _missing(results: Results) -> Iterator[str]:
-    """List what was not measured, or can't be known from the files."""
     yield "<h2>What was not measured</h2><ul>"
+    for text in missing(results):
+        yield f"<li>{_text(text)}</li>"
+    yield "</ul>"
+
+
+def missing(results: Results) -> list[str]:
+    """Return in words what was not measured, and what can't be known from the results."""
     reasons = Counter(
         f"{row.engine} {row.direction}, {row.path_taken or NOT_MEASURED}"
         for row in results.rows
         if not row.measured
     )
-    for reason, count in reasons.items():
-        yield f"<li>{_text(reason)}{f' ({count} points)' if count > 1 else ''}</li>"
-    for text in _gaps(results.rows):
-        yield f"<li>{_text(text)}</li>"
-    for note in results.notes:
-        yield f"<li>Not read: {_text(note)}</li>"
-    yield "</ul>"
+    found = [
+        f"{reason} ({count} points)" if count > 1 else reason for reason, count in reasons.items()
+    ]
+    return [*found, *_gaps(results.rows), *(f"Not read: {note}" for note in results.notes)]
 
 
 def _gaps(rows: Sequence[Row]) -> Iterator[str]:

@@ -5,14 +5,15 @@ Rates are in decimal GB/s, sizes of blocks in binary units.
 """
 
 from tensorspill.profiling.pictures.affinity import affinity_matrix
+from tensorspill.profiling.pictures.bars import limits
 from tensorspill.profiling.pictures.drawing import data_uri, save
 from tensorspill.profiling.pictures.heat import heat_map
-from tensorspill.profiling.pictures.limits import limits
-from tensorspill.profiling.pictures.overlap import overlap
-from tensorspill.profiling.pictures.overview import draw_results, overview
-from tensorspill.profiling.pictures.roofline import roofline
+from tensorspill.profiling.pictures.plans import writer_plans
+from tensorspill.profiling.pictures.roof import roofline
 from tensorspill.profiling.pictures.steady import steady_state
+from tensorspill.profiling.pictures.steps import overlap
 from tensorspill.profiling.pictures.tail import latency_tail
+from tensorspill.profiling.pictures.together import draw_results, overview
 
 __all__ = [
     "affinity_matrix",
@@ -26,4 +27,5 @@ __all__ = [
     "roofline",
     "save",
     "steady_state",
+    "writer_plans",
 ]

@@ -10,9 +10,8 @@ from tensorspill.profiling.pictures.drawing import (
     MISSING,
     inches,
     ink_on,
-    look,
-    new_figure,
     note_below,
+    painting,
     say_empty,
     shortened,
     title,
@@ -66,12 +65,8 @@ def affinity_matrix(
         ranks = affinities(machine, None if machine.gpus else [None])
     groups = [group for group in (machine.gpus, machine.nics, machine.drives) if group]
     devices: list[Device] = [device for group in groups for device in group]
-    with look():
-        if axes is None:
-            width = 2.4 + 0.5 * max(6, len(devices))
-            height = 2.3 + 0.34 * max(2, len(ranks))
-            axes = new_figure(width, height, layout="constrained").add_subplot()
-        figure = axes.figure.canvas.figure
+    width, height = 2.4 + 0.5 * max(6, len(devices)), 2.3 + 0.34 * max(2, len(ranks))
+    with painting(axes, width, height) as (figure, axes):
         if not devices or not ranks:
             say_empty(axes, f"{machine.hostname or 'The machine'}: no devices, or no ranks")
             return figure
@@ -95,6 +90,8 @@ def _paint(
     import matplotlib as mpl
     import matplotlib.patches as shapes
 
+    # Where cells are too small for words, their colours have to do.
+    words = inches(axes)[0] - 1 > 0.3 * len(devices)
     colours = mpl.colormaps["cividis"]
     seen = set()
     for y, rank in enumerate(ranks):
@@ -113,9 +110,10 @@ def _paint(
                             zorder=4,
                         )
                     )  # fmt: skip
-            axes.text(
-                x, y, found.label, ha="center", va="center", fontsize=6.5, color=ink, zorder=5
-            )
+            if words:
+                axes.text(
+                    x, y, found.label, ha="center", va="center", fontsize=6.5, color=ink, zorder=5
+                )
     axes.set_xlim(-0.5, len(devices) - 0.5)
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.set_xticks(

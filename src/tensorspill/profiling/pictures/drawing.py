@@ -30,6 +30,7 @@ __all__ = [
     "data_uri",
     "inches",
     "look",
+    "narrow",
     "new_figure",
     "note_below",
     "painting",
@@ -41,6 +42,12 @@ __all__ = [
 
 INK, SOFT, MISSING = "#1f2937", "#4b5563", "#e5e7eb"
 
+#: Marks the words above a panel.
+_WORDS = "words"
+#: How often words are shortened and everything is placed again.
+_TRIES = 6
+#: Inches.
+_NARROW = 5.5
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 _LOOK = {
     # Text stays as it is: a name with a dollar is no formula.
@@ -115,7 +122,46 @@ def painting(axes: Axes | None, width: float, height: float) -> Iterator[tuple[F
         if axes is None:
             axes = new_figure(width, height, layout="constrained").add_subplot()
         # Of a part of a figure, the whole.
-        yield axes.figure.canvas.figure, axes
+        figure: Any = axes.figure.canvas.figure
+        alone = len(figure.get_axes()) == 1
+        yield figure, axes
+        if alone:
+            keep_inside(figure)
+
+
+def keep_inside(figure: Figure) -> None:
+    """Shorten the words above and below panels where they would leave their part of a figure.
+
+    How wide they are, and where they begin, is known when everything else has its place, which
+    they change in turn. Panels do so themselves where they are alone in a figure.
+    """
+    words: list[tuple[Any, Any]] = []
+    for axes in figure.get_axes():
+        room = axes.figure.bbox
+        words.append((axes.xaxis.label, room))
+        words += [(child, room) for child in axes.get_children() if child.get_gid() == _WORDS]
+    fits = 0
+    for _ in range(_TRIES):
+        figure.draw_without_rendering()
+        cut = [_cut(text, room) for text, room in words]
+        # Places settle in the second pass only.
+        fits = 0 if any(cut) else fits + 1
+        if fits == 2:
+            break
+
+
+def _cut(text: Any, room: Any) -> bool:
+    """Shorten a text that leaves a room, and return whether it did."""
+    box = text.get_window_extent()
+    outside = max(box.x1 - room.x1, room.x0 - box.x0)
+    if outside <= 1:
+        return False
+    # What is centred loses at both ends.
+    lost = outside * (2 if text.get_ha() == "center" else 1)
+    lines = text.get_text().split("\n")
+    most = int(max(map(len, lines)) * max(0.5, 1 - lost / box.width)) - 1
+    text.set_text("\n".join(shortened(line, max(8, most)) for line in lines))
+    return True
 
 
 def save(figure: Figure, path: str | os.PathLike[str], kind: str = "png") -> None:
@@ -198,6 +244,11 @@ def inches(axes: Axes) -> tuple[float, float]:
     return within.bbox.width / within.dpi, within.bbox.height / within.dpi
 
 
+def narrow(axes: Axes) -> bool:
+    """Whether there is little room beside each other."""
+    return inches(axes)[0] < _NARROW
+
+
 def characters(axes: Axes, points: float) -> int:
     """Return about how many characters of a size fit beside each other."""
     return max(12, int(72 * inches(axes)[0] / (0.6 * points)) - 8)
@@ -206,7 +257,8 @@ def characters(axes: Axes, points: float) -> int:
 def title(axes: Axes, head: str, words: Sequence[str] = ()) -> None:
     """Write what is shown, and below it in small of what, as far as there is room."""
     detail = _fitting([word for word in words if word], characters(axes, 8))
-    axes.set_title(shortened(head, characters(axes, 10)), pad=20 if detail else 6)
+    above = axes.set_title(shortened(head, characters(axes, 10)), pad=20 if detail else 6)
+    above.set_gid(_WORDS)
     if detail:
         axes.annotate(
             detail,
@@ -217,6 +269,9 @@ def title(axes: Axes, head: str, words: Sequence[str] = ()) -> None:
             fontsize=8,
             color=SOFT,
             annotation_clip=False,
+            gid=_WORDS,
+            # A long line must not make the panel narrow; the title leaves room for its height.
+            in_layout=False,
         )
 
 

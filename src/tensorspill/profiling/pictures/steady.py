@@ -10,6 +10,7 @@ from tensorspill.profiling.pictures.choosing import described
 from tensorspill.profiling.pictures.drawing import (
     INK,
     binary,
+    narrow,
     note_below,
     painting,
     say_empty,
@@ -98,7 +99,7 @@ def _paint(axes: Axes, ends: Sequence[float], rates: Sequence[float]) -> None:
     axes.set_ylabel("rate (GB/s, decimal)")
     axes.grid(True, lw=0.6)
     axes.set_axisbelow(True)
-    axes.legend(loc="lower right", ncols=3)
+    axes.legend(loc="lower right", ncols=1 if narrow(axes) else 3)
 
 
 def _said(ends: Sequence[float], rates: Sequence[float]) -> str:

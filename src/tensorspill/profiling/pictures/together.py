@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tensorspill.profiling.ceilings import Ceiling
+from tensorspill.profiling.pictures.bars import limits
 from tensorspill.profiling.pictures.choosing import alike, described, directions
-from tensorspill.profiling.pictures.drawing import binary, look, new_figure, save
+from tensorspill.profiling.pictures.drawing import binary, keep_inside, look, new_figure, save
 from tensorspill.profiling.pictures.heat import heat_map
-from tensorspill.profiling.pictures.limits import limits
-from tensorspill.profiling.pictures.roofline import roofline
+from tensorspill.profiling.pictures.roof import roofline
 from tensorspill.profiling.pictures.tail import latency_tail
 from tensorspill.profiling.rows import Results, Row
 
@@ -52,6 +52,7 @@ def overview(
             limits(results.rows, bars, direction=way, ceilings=known.get(way))
             curves, about = tails(results.rows, way)
             latency_tail(curves, tail, about=about)
+        keep_inside(figure)
     return figure
 
 

@@ -144,11 +144,11 @@ def _label_limits(figure: Figure, axes: Axes, limits: Sequence[Ceiling]) -> None
     # Two lines of text and a little.
     gap = 2.5 * _POINTS / 72 / max(high, 0.5)
     ordered = sorted(limits, key=lambda limit: limit.gbps or 0.0)
-    room = max(1, int(1 / gap))
+    room = max(1, int(1 / gap - 0.3))
     drawn, rest = ordered[:room], ordered[room:]
     place = axes.transAxes.inverted()
     at = [place.transform(axes.transData.transform((1, limit.gbps or 0.0)))[1] for limit in drawn]
-    for limit, y, to in zip(drawn, at, apart(at, gap, gap / 3, 1.0), strict=True):
+    for limit, y, to in zip(drawn, at, apart(at, gap, gap / 3, 1 - gap / 3), strict=True):
         axes.axhline(limit.gbps or 0.0, color=INK, lw=1.0, ls=_DASHES, zorder=2)
         more = f" (and {len(rest)} higher)" if rest and limit is drawn[-1] else ""
         axes.annotate(

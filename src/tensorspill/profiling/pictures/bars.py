@@ -20,6 +20,7 @@ from tensorspill.profiling.pictures.drawing import (
     INK,
     SOFT,
     characters,
+    narrow,
     painting,
     say_empty,
     shortened,
@@ -160,17 +161,19 @@ def _paint(axes: Axes, bars: Sequence[_Bar]) -> None:
         )  # fmt: skip
         # Beside the bar, or within a long one, on a ground of white.
         inside = bar.gbps > 0.55 * most
+        text = bar.text.partition(",")[0] if narrow(axes) else bar.text
         axes.text(
             bar.gbps - 0.015 * most if inside else bar.gbps + bar.spread + 0.015 * most,
             y,
-            bar.text,
+            text,
             ha="right" if inside else "left",
             va="center",
             fontsize=8,
             zorder=4,
             bbox={"fc": "white", "ec": "none", "pad": 1.2} if inside else None,
         )
-    axes.set_yticks(range(len(bars)), [shortened(bar.name, 30) for bar in bars])
+    longest = 20 if narrow(axes) else 30
+    axes.set_yticks(range(len(bars)), [shortened(bar.name, longest) for bar in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(0, 1.06 * max(most, max((b.gbps or 0) + b.spread for b in bars)))
     axes.tick_params(axis="y", length=0)
@@ -183,4 +186,6 @@ def _paint(axes: Axes, bars: Sequence[_Bar]) -> None:
         for (colour, hatch), name in kinds
         if any(bar.look == (colour, hatch) and bar.gbps is not None for bar in bars)
     ]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3)
+    axes.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=1 if narrow(axes) else 3
+    )
