@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from tensorspill.checkpoint.distributed.opened import opened_engines
 from tensorspill.checkpoint.files import reading
 from tensorspill.checkpoint.files.chunks import Box
-from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.manifest import Manifest
 from tensorspill.checkpoint.loading import checkpoint_in
 from tensorspill.checkpoint.objects import check_bytes
@@ -107,7 +107,7 @@ class Reader(StorageReader):
             The operating system failed.
         """
         with (
-            Engines(self._path, self._backend) as engines,
+            opened_engines(self._path, self._backend) as engines,
             reading.Reader(self._path, self._manifest, engine=engines) as reader,
         ):
             wants: list[reading.Want] = []

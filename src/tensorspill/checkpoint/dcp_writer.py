@@ -21,15 +21,15 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from tensorspill.checkpoint import dcp_planner
-from tensorspill.checkpoint.distributed.attempt import next_step, step_name
+from tensorspill.checkpoint.distributed.attempt import STAGING, next_step, step_name
 from tensorspill.checkpoint.distributed.board import Board
 from tensorspill.checkpoint.distributed.group import ranks_of
 from tensorspill.checkpoint.distributed.nested import flatten, rebuild
+from tensorspill.checkpoint.distributed.opened import opened_engines
 from tensorspill.checkpoint.distributed.replication import Replicas, mark
 from tensorspill.checkpoint.distributed.wire import decode_written, encode_written, from_rank
 from tensorspill.checkpoint.files.chunks import Box, Chunk, ObjectChunk, Source
 from tensorspill.checkpoint.files.commit import Pending, begin
-from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.manifest import assemble
 from tensorspill.checkpoint.files.quiet import collection_paused
 from tensorspill.checkpoint.files.records import Written
@@ -40,8 +40,6 @@ from tensorspill.errors import CapacityError, UnsupportedError
 from tensorspill.pool.buffer_pool import BufferPool
 
 __all__ = ["Writer"]
-
-_STAGING = 64 << 20
 
 
 class Writer(StorageWriter):
@@ -238,8 +236,8 @@ class Writer(StorageWriter):
             board.working(True)
         try:
             with (
-                Engines(self._root, self._backend) as engines,
-                BufferPool(_STAGING) as staging,
+                opened_engines(self._root, self._backend) as engines,
+                BufferPool(STAGING) as staging,
             ):
                 return write_file(
                     *(folder, file_name(rank), chunks, objects),

@@ -11,9 +11,9 @@ import torch
 
 from tensorspill.checkpoint.distributed.description import Held, describe
 from tensorspill.checkpoint.distributed.nested import Path, flatten, put
+from tensorspill.checkpoint.distributed.opened import opened_engines
 from tensorspill.checkpoint.files.commit import latest
 from tensorspill.checkpoint.files.dtypes import name_of
-from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.manifest import MANIFEST, Manifest
 from tensorspill.checkpoint.files.reading import Reader, Want
 from tensorspill.checkpoint.objects import restore
@@ -89,7 +89,7 @@ def load(
     """
     wait_for_saves()
     path = checkpoint_in(folder)
-    with Engines(path, backend) as engines, Reader(path, engine=engines) as reader:
+    with opened_engines(path, backend) as engines, Reader(path, engine=engines) as reader:
         manifest = reader.manifest
         streams = {n: v for n, v in state.items() if hasattr(v, "streaming_state_dict")}
         kept = {name: value for name, value in state.items() if name not in streams}

@@ -28,6 +28,7 @@ from tensorspill.checkpoint.distributed.comparing import compare_replicas
 from tensorspill.checkpoint.distributed.describing import plan_together
 from tensorspill.checkpoint.distributed.description import Held
 from tensorspill.checkpoint.distributed.group import Ranks, combined
+from tensorspill.checkpoint.distributed.opened import opened_engines
 from tensorspill.checkpoint.distributed.planning import Limits, Plan
 from tensorspill.checkpoint.distributed.wire import (
     decode_error,
@@ -38,7 +39,6 @@ from tensorspill.checkpoint.distributed.wire import (
 )
 from tensorspill.checkpoint.files.chunks import Box, Chunk, ObjectChunk, Source
 from tensorspill.checkpoint.files.commit import Pending, begin, latest
-from tensorspill.checkpoint.files.engines import Engines
 from tensorspill.checkpoint.files.manifest import assemble
 from tensorspill.checkpoint.files.quiet import collection_paused
 from tensorspill.checkpoint.files.records import Written
@@ -46,10 +46,10 @@ from tensorspill.checkpoint.files.writing import write_file
 from tensorspill.errors import OutcomeUnknownError, SpillError, UnsupportedError
 from tensorspill.pool.buffer_pool import BufferPool
 
-__all__ = ["Attempt", "Outcome", "Settings", "next_step", "step_name"]
+__all__ = ["STAGING", "Attempt", "Outcome", "Settings", "next_step", "step_name"]
 
 #: For content that can't be written from where it is.
-_STAGING = 64 << 20
+STAGING = 64 << 20
 
 _STEP = re.compile(r"step-(\d{1,18})")
 
@@ -262,8 +262,8 @@ class Attempt:
             try:
                 settings = self.settings
                 with (
-                    Engines(settings.root, settings.backend) as engines,
-                    BufferPool(_STAGING) as staging,
+                    opened_engines(settings.root, settings.backend) as engines,
+                    BufferPool(STAGING) as staging,
                 ):
                     written = write_file(
                         *(self._folder, name, chunks, objects),
