@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from tensorspill.checkpoint.distributed.description import Claim, Part
-from tensorspill.checkpoint.distributed.planning import Limits, Plan, make_plan
+from tensorspill.checkpoint.distributed.limits import Limits
+from tensorspill.checkpoint.distributed.planning import Plan, make_plan
 from tensorspill.checkpoint.files.chunks import Box
 from tensorspill.checkpoint.files.coverage import why_not_covered
 from tensorspill.topology.ranks.rank_table import RankRecord, RankTable

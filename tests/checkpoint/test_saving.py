@@ -339,7 +339,7 @@ def test_staging_memory_is_taken_once_and_given_up(tmp_path):
         assert 1 << 20 < staging.nbytes <= 8 << 20
     snapshot = staging.snapshot(list(state.values()))
     with pytest.raises(BusyError):
-        staging.snapshot(list(state.values()), wait=False)
+        staging.snapshot(list(state.values()), wait=0)
     snapshot.release()
     snapshot = staging.snapshot(list(state.values()))
     del snapshot  # is as good as its release

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tensorspill.checkpoint.dcp_planner import SavePlanner
     from tensorspill.checkpoint.dcp_reader import Reader
     from tensorspill.checkpoint.dcp_writer import Writer
-    from tensorspill.checkpoint.distributed.planning import Limits
+    from tensorspill.checkpoint.distributed.limits import Limits
     from tensorspill.checkpoint.fast_file import FastFile
     from tensorspill.checkpoint.files.commit import latest
     from tensorspill.checkpoint.loading import LoadRecord, load
@@ -41,7 +41,7 @@ __all__ = [
 _HOME = {
     "AsyncSave": "asynchronous",
     "FastFile": "fast_file",
-    "Limits": "distributed.planning",
+    "Limits": "distributed.limits",
     "LoadRecord": "loading",
     "Reader": "dcp_reader",
     "SavePlanner": "dcp_planner",

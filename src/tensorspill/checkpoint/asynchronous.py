@@ -13,7 +13,7 @@ import torch
 
 from tensorspill.checkpoint.distributed.attempt import Attempt, Settings
 from tensorspill.checkpoint.distributed.group import ranks_of
-from tensorspill.checkpoint.distributed.planning import Limits
+from tensorspill.checkpoint.distributed.limits import Limits
 from tensorspill.checkpoint.files.chunks import Chunk, ObjectChunk
 from tensorspill.checkpoint.saving import SaveRecord, dumped, file_name, saver_of
 from tensorspill.checkpoint.staging import Snapshot, Staging, shared_staging

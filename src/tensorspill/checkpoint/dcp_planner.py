@@ -29,8 +29,9 @@ from torch.distributed.checkpoint.planner import (
 from tensorspill.checkpoint.distributed.describing import Describer, plan_together
 from tensorspill.checkpoint.distributed.description import Held
 from tensorspill.checkpoint.distributed.group import Ranks, combined, ranks_of
+from tensorspill.checkpoint.distributed.limits import Limits
 from tensorspill.checkpoint.distributed.nested import flatten
-from tensorspill.checkpoint.distributed.planning import Limits, Plan
+from tensorspill.checkpoint.distributed.planning import Plan
 from tensorspill.checkpoint.distributed.replication import patterns
 from tensorspill.checkpoint.files.chunks import Box
 from tensorspill.checkpoint.files.quiet import collection_paused

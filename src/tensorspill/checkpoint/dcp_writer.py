@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,12 +19,11 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from tensorspill.checkpoint import dcp_planner
+from tensorspill.checkpoint.dcp_stager import Stager
 from tensorspill.checkpoint.distributed.attempt import STAGING, next_step, step_name
 from tensorspill.checkpoint.distributed.board import Board
 from tensorspill.checkpoint.distributed.group import ranks_of
-from tensorspill.checkpoint.distributed.nested import flatten, rebuild
 from tensorspill.checkpoint.distributed.opened import opened_engines
-from tensorspill.checkpoint.distributed.replication import Replicas, mark
 from tensorspill.checkpoint.distributed.wire import decode_written, encode_written, from_rank
 from tensorspill.checkpoint.files.chunks import Box, Chunk, ObjectChunk, Source
 from tensorspill.checkpoint.files.commit import Pending, begin
@@ -35,8 +32,8 @@ from tensorspill.checkpoint.files.quiet import collection_paused
 from tensorspill.checkpoint.files.records import Written
 from tensorspill.checkpoint.files.writing import write_file
 from tensorspill.checkpoint.saving import file_name
-from tensorspill.checkpoint.staging import Snapshot, Staging, shared_staging
-from tensorspill.errors import CapacityError, UnsupportedError
+from tensorspill.checkpoint.staging import Staging
+from tensorspill.errors import UnsupportedError
 from tensorspill.pool.buffer_pool import BufferPool
 
 __all__ = ["Writer"]
@@ -95,13 +92,9 @@ class Writer(StorageWriter):
         self._step, self._keep = step, keep
         self._process_group = process_group
         self._timeout, self._backend = timeout, backend
-        self._staging = staging
         self._pending: Pending | None = None
         self._saved_step: int | None = None
-        self._snapshot: Snapshot | None = None
-        self._free = threading.Event()
-        self._free.set()
-        self._replicas: Replicas | None = None
+        self._stager = Stager(staging, process_group, timeout)
         self.path = ""
 
     # -- what DCP calls for a save ---------------------------------------------------------------
@@ -173,7 +166,7 @@ class Writer(StorageWriter):
         finally:
             if board is not None:
                 board.close()
-            self._release()
+            self._stager.release()
         digest = getattr(planner, "plan_digest", "")
         data = [] if written is None else [encode_written(written)]
         results = [WriteResult(MetadataIndex(f"rank {rank}"), 0, (data, digest))]
@@ -272,71 +265,13 @@ class Writer(StorageWriter):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of a state; waits until the copy of the last one is written.
 
-        Raises
-        ------
-        CapacityError
-            The staging memory does not hold all of it.
-        UnsupportedError
-            A tensor is of a kind that can't be copied into other memory.
+        Raises what `Stager.stage` does.
         """
-        self._free.wait()
-        flat, _ = flatten(state_dict)
-        if self._replicas is None:
-            self._replicas = Replicas((), ranks_of(self._process_group, self._timeout).ranks)
-        self._replicas.look(everywhere=True)
-        tensors = {name: v for name, v in flat.items() if isinstance(v, torch.Tensor)}
-        locals_ = [_local(name, tensor) for name, tensor in tensors.items()]
-        staging = self._staging
-        if not isinstance(staging, Staging):
-            staging = shared_staging(staging)
-        snapshot = staging.snapshot(locals_)
-        if None in snapshot.copies:
-            needed = sum(tensor.nbytes for tensor in locals_)
-            held = snapshot.nbytes
-            snapshot.release()
-            raise CapacityError(
-                "The state does not fit into the staging memory",
-                asked=needed,
-                free=held,
-                remedy="Give a larger budget, or use tensorspill.checkpoint.async_save",
-            )
-        staged = {
-            name: self._like(name, tensor, kept)
-            for (name, tensor), kept in zip(tensors.items(), snapshot.copies, strict=True)
-            if kept is not None
-        }
-        for name, value in flat.items():
-            if name not in tensors:
-                staged[name] = copy.deepcopy(value)
-        self._snapshot = snapshot
-        self._free.clear()
-        return rebuild(state_dict, staged)
-
-    def _like(self, name: str, tensor: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-        """Return a copy's memory as a tensor like the one that was copied."""
-        from torch.distributed.tensor import DTensor
-
-        if isinstance(tensor, DTensor):
-            return DTensor.from_local(
-                *(kept, tensor.device_mesh, tensor.placements),
-                run_check=False,
-                shape=tensor.shape,
-                stride=tensor.stride(),
-            )
-        # Copies are kept by the layout of the next snapshot too: the mark is for a view of it.
-        view = kept.view(kept.shape)
-        mark(view, None if self._replicas is None else self._replicas.claim(name, tensor))
-        return view
-
-    def _release(self) -> None:
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot is not None:
-            snapshot.release()
-        self._free.set()
+        return self._stager.stage(state_dict)
 
     def close(self) -> None:
         """Give up what belongs to a save that did not end; a second time does no harm."""
-        self._release()
+        self._stager.release()
         if self._pending is not None:
             self._pending.abandon()
 
@@ -390,15 +325,3 @@ def _no_folder() -> UnsupportedError:
 def _bytes(data: Any) -> bytes:
     found: bytes = data.getvalue()
     return found
-
-
-def _local(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor
-
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if type(local) not in (torch.Tensor, torch.nn.Parameter):
-        raise UnsupportedError(
-            f"Tensor {name!r} is a {type(local).__name__}, which can't be copied here",
-            remedy="Give an async_stager of torch's own to async_save",
-        )
-    return local.detach()

@@ -16,8 +16,8 @@ from tensorspill.checkpoint.distributed.attempt import Attempt, Outcome, Setting
 from tensorspill.checkpoint.distributed.describing import Describer
 from tensorspill.checkpoint.distributed.description import Held
 from tensorspill.checkpoint.distributed.group import Ranks, known_ranks, ranks_of
+from tensorspill.checkpoint.distributed.limits import Limits
 from tensorspill.checkpoint.distributed.nested import flatten
-from tensorspill.checkpoint.distributed.planning import Limits
 from tensorspill.checkpoint.distributed.replication import patterns
 from tensorspill.checkpoint.files.chunks import ObjectChunk
 from tensorspill.checkpoint.objects import dump

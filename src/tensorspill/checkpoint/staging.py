@@ -61,7 +61,7 @@ class Staging:
         """Bytes of memory held now."""
         return self._pool.capacity if self._pool is not None else 0
 
-    def snapshot(self, tensors: Sequence[torch.Tensor], *, wait: bool = True) -> Snapshot:
+    def snapshot(self, tensors: Sequence[torch.Tensor], *, wait: float | None = None) -> Snapshot:
         """Copy tensors, in their order, as long as there is room for all of a tensor.
 
         Returns when the copies are complete, those from GPUs included.
@@ -70,20 +70,20 @@ class Staging:
         ----------
         tensors : sequence of torch.Tensor
             Any strides, any device.
-        wait : bool
-            Wait until the last snapshot is released.
+        wait : float, optional
+            Seconds to wait at most until the last snapshot is released; without a limit if not
+            given.
 
         Raises
         ------
         BusyError
-            The last snapshot is not released, and it is not to be waited for.
+            The last snapshot was not released in time.
         ClosedError
             `close` was called.
         """
         with self._changed:
-            if self._taken and not wait:
+            if not self._changed.wait_for(lambda: self._closed or not self._taken, wait):
                 raise BusyError("The last snapshot is still being written")
-            self._changed.wait_for(lambda: self._closed or not self._taken)
             if self._closed:
                 raise ClosedError("The staging memory was closed")
             self._taken = True

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorspill.checkpoint.distributed.description import Part, decode_parts, encode_parts
-from tensorspill.checkpoint.distributed.planning import Limits
+from tensorspill.checkpoint.distributed.limits import Limits
 from tensorspill.checkpoint.files.chunks import Box
 from tensorspill.errors import UnsupportedError
 from tests.checkpoint.plans import check_plan, part, plan_of, replicated, table

@@ -28,8 +28,9 @@ from tensorspill.checkpoint.distributed.comparing import compare_replicas
 from tensorspill.checkpoint.distributed.describing import plan_together
 from tensorspill.checkpoint.distributed.description import Held
 from tensorspill.checkpoint.distributed.group import Ranks, combined
+from tensorspill.checkpoint.distributed.limits import Limits
 from tensorspill.checkpoint.distributed.opened import opened_engines
-from tensorspill.checkpoint.distributed.planning import Limits, Plan
+from tensorspill.checkpoint.distributed.planning import Plan
 from tensorspill.checkpoint.distributed.wire import (
     decode_error,
     decode_written,

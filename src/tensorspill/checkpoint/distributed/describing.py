@@ -15,8 +15,9 @@ from tensorspill.checkpoint.distributed.description import (
     encode_parts,
 )
 from tensorspill.checkpoint.distributed.group import Ranks, combined, rank_record, table_of
+from tensorspill.checkpoint.distributed.limits import Limits
 from tensorspill.checkpoint.distributed.nested import Path
-from tensorspill.checkpoint.distributed.planning import Limits, Plan, make_plan
+from tensorspill.checkpoint.distributed.planning import Plan, make_plan
 from tensorspill.checkpoint.distributed.replication import Replicas
 
 __all__ = ["Describer", "plan_together"]
