@@ -190,5 +190,15 @@ def _output(job: FioJob) -> str:
             process.wait()
         raise
     if process.returncode:
-        raise FioError(f"fio ended with {process.returncode}: {complaints or output}")
+        raise FioError(f"fio ended with {process.returncode}: {_complaint(complaints, output)}")
     return output
+
+
+def _complaint(complaints: str, output: str) -> str:
+    """Return why fio failed, in one line; its report names an errno among hundreds of figures."""
+    if not complaints.strip():
+        try:
+            parse(output)
+        except FioError as error:
+            complaints = str(error)
+    return " ".join((complaints.strip() or "it does not say why").split())[:300]
