@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -76,11 +77,13 @@ class ActivationSpill:
         self._kept: dict[int, StorageWatch] = {}
         self._counts = dict.fromkeys(("tensors", "ranges", "left"), 0)
         self._closed = False
+        self._pid = os.getpid()
 
     # -- the context -----------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
         """Take what autograd saves in this thread from now on."""
+        self._check_process()
         if self._closed:
             raise ClosedError("The activation spill is closed")
         entered: list[saved_tensors.HandlerHooks | None] = self._entered
@@ -108,7 +111,7 @@ class ActivationSpill:
         hooks = self._entered.pop()
         if hooks is not None:
             hooks.__exit__()
-        if error is None:
+        if error is None and os.getpid() == self._pid:
             with self._lock:
                 self._traffic.sweep()
                 self._traffic.raise_error()
@@ -137,6 +140,7 @@ class ActivationSpill:
         span = span_of(tensor, self._traffic.file.device)
         if span is None or span.nbytes < self.min_bytes:
             return None
+        self._check_process()
         with self._lock, torch.no_grad():
             if self._closed:
                 return None
@@ -199,6 +203,7 @@ class ActivationSpill:
         return watch is not None and not watch.gone
 
     def _bring(self, one: StoredRange) -> torch.Tensor:
+        self._check_process()
         with self._lock:
             if self._closed:
                 if one.memory is None:
@@ -235,10 +240,20 @@ class ActivationSpill:
         What is on the drive only is lost: backward through it raises `ClosedError`. A second time
         does no harm. One that is dropped, and whose saved tensors are, removes its file as well.
         """
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             self._closed = True
             self._traffic.file.close()
             self._traffic.pool.close()
+
+    def _check_process(self) -> None:
+        """Raise `ClosedError` in a forked child, where nobody may ever let go of the lock."""
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                "The activation spill belongs to the parent process",
+                remedy="Make one in this process",
+            )
 
 
 def activation_spill(

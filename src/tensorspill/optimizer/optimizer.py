@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -11,7 +12,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from tensorspill.engine.interrupts import HeldInterrupts
-from tensorspill.errors import ClosedError, UnsupportedError
+from tensorspill.errors import ClosedError, SpillError, UnsupportedError
 from tensorspill.optimizer.masters import Masters
 from tensorspill.optimizer.planning import Planner, common_device
 from tensorspill.optimizer.portions import Member, Portion
@@ -124,6 +125,7 @@ class SpilledOptimizer(torch.optim.Optimizer):
         **defaults: Any,
     ) -> None:
         self.lock = threading.RLock()
+        self._pid = os.getpid()
         self._states: StateTensors | None = None
         self.masters = Masters(master_dtype)
         self._unfinished: list[Portion] = []
@@ -178,8 +180,8 @@ class SpilledOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_open()
         with self.lock:
-            self._check_open()
             members = [
                 Member(number, parameter)
                 for number, group in enumerate(self.param_groups)
@@ -198,13 +200,17 @@ class SpilledOptimizer(torch.optim.Optimizer):
 
         The parameters that were updated are not updated again. Raises what `step` does.
         """
+        self._check_open()
         with self.lock:
-            self._check_open()
             if not self._unfinished:
                 return
             scaler = from_scaler(self)
-            while self._unfinished:
-                self._step_portion(self._unfinished[0], scaler)
+            try:
+                while self._unfinished:
+                    self._step_portion(self._unfinished[0], scaler)
+            except SpillError:
+                self.state_tensors.settle()
+                raise
 
     def _step_portion(self, portion: Portion, scaler: Mapping[str, Any]) -> None:
         tensors, parameters = self.state_tensors, portion.parameters
@@ -307,8 +313,8 @@ class SpilledOptimizer(torch.optim.Optimizer):
             was, unless the error came when it was replaced already.
         ClosedError
         """
+        self._check_open()
         with self.lock, keep_undigested(self):
-            self._check_open()
             super().load_state_dict(dict(state_dict))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -366,8 +372,8 @@ class SpilledOptimizer(torch.optim.Optimizer):
         BrokenError, CapacityError
             A write failed; that state stays in memory, and a later call tries again.
         """
+        self._check_open()
         with self.lock:
-            self._check_open()
             self.state_tensors.memory.flush()
 
     def statistics(self) -> OptimizerStatistics:
@@ -400,8 +406,10 @@ class SpilledOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Wait for transfers, give up the memory and remove the spill file, and all state with it.
 
-        A second time does no harm. Parameters stay what they are.
+        A second time does no harm; a forked child does nothing. Parameters stay what they are.
         """
+        if os.getpid() != self._pid:
+            return
         with self.lock:
             self._closed = True
             if self._states is not None:
@@ -439,6 +447,11 @@ class SpilledOptimizer(torch.optim.Optimizer):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("The spilled optimizer is closed")
+        if os.getpid() != self._pid:  # where nobody may ever let go of the lock
+            raise ClosedError(
+                "The spilled optimizer belongs to the parent process",
+                remedy="Make one in this process",
+            )
 
     def _parameters(self) -> Iterator[torch.Tensor]:
         return (p for group in self.param_groups for p in group["params"])

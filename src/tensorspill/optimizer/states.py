@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 
+from tensorspill.errors import SpillError
 from tensorspill.optimizer.local import is_distributed, local_part
 from tensorspill.pool.trim import trim
 from tensorspill.residency.entry import Spilled, State
@@ -146,6 +148,11 @@ class StateTensors:
                 state.entry.dirty, state.entry.stuck = True, False
             state.detach()
         self.memory.unpin([state.entry for state in states])
+
+    def settle(self) -> None:
+        """Wait for all transfers; writes that failed with one that was reported are no news."""
+        with contextlib.suppress(SpillError):
+            self.store.collect(wait=True)
 
     def read(self, state: StateTensor) -> torch.Tensor:
         """Return a copy of a state's value, in memory of its own.

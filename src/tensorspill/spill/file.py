@@ -307,6 +307,8 @@ class SpillFile:
 
         A Ctrl-C comes before a plan is made or after it was begun, never in between.
         """
+        # Before any lock is taken: in a forked child nobody may ever let go of it.
+        self._catalog.check_open()
         refused: dict[int, NoSpaceError] = {}
         while True:
             begun = None
