@@ -27,7 +27,12 @@ SUITE = "DeepSpeed"
 LARGE = 16 << 20
 #: As DeepSpeed's configuration has them by default, except for the depth: its handle's default of
 #: 128 gives it no more.
-HANDLE: dict[str, Any] = {"block_size": 1 << 20, "queue_depth": 32, "single_submit": False, "overlap_events": True}
+HANDLE: dict[str, Any] = {
+    "block_size": 1 << 20,
+    "queue_depth": 32,
+    "single_submit": False,
+    "overlap_events": True,
+}
 
 Handle = Any
 
