@@ -10,11 +10,15 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-# A slow drive or a busy machine must not fail a test, so examples have no deadline. More of them:
-# pytest --hypothesis-profile=thorough
-hypothesis.settings.register_profile("tensorspill", deadline=None, max_examples=50)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
-hypothesis.settings.load_profile("tensorspill")
+#: Tells lanes and other children of a run that everything is asked for.
+THOROUGH = "TENSORSPILL_TEST_THOROUGHLY"
+
+# A slow drive or a busy machine must not fail a test, so examples have no deadline. Many more of
+# them: pytest --hypothesis-profile=exhaustive
+hypothesis.settings.register_profile("tensorspill", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=100)
+hypothesis.settings.register_profile("exhaustive", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile("thorough" if os.environ.get(THOROUGH) else "tensorspill")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gds-dir",
         metavar="FOLDER",
         help="folder on a drive with GPUDirect Storage, for the tests marked gds",
+    )
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="also run the tests marked thorough, and try more examples",
     )
 
 
@@ -35,6 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Whatever was tuned on this machine, defaults are what tests expect, in children too.
     os.environ["TENSORSPILL_TUNED"] = ""
+    if config.getoption("--thorough"):
+        os.environ[THOROUGH] = "1"
+        if config.getoption("--hypothesis-profile", None) is None:
+            hypothesis.settings.load_profile("thorough")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -52,7 +65,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip what this node can't run, saying why."""
-    reasons = {"gpu": _no_gpu(), "gds": _no_gds(config)}
+    unasked = None if os.environ.get(THOROUGH) else "only with --thorough"
+    reasons = {"gpu": _no_gpu(), "gds": _no_gds(config), "thorough": unasked}
     for item in items:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):

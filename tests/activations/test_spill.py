@@ -421,6 +421,7 @@ def test_a_forked_child_keeps_off(tmp_path):
         del loss
 
 
+@pytest.mark.thorough
 def test_interrupted_anywhere(tmp_path):
     """Ctrl-C at random moments: the next step is right, and nothing is lost."""
     x = fresh(3000)

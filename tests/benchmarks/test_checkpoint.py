@@ -13,7 +13,13 @@ def no_fio(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-@pytest.mark.parametrize("suite", checkpoint.SUITES)
+@pytest.mark.parametrize(
+    "suite",
+    [
+        pytest.param(suite, marks=[pytest.mark.thorough] * (suite == "ranks"))
+        for suite in checkpoint.SUITES
+    ],
+)
 def test_suite(suite, tmp_path, no_fio):
     report = checkpoint.measure(tmp_path, [suite], 1, TINY, seed=0)
     assert list(tmp_path.iterdir()) == []

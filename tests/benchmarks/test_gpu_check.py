@@ -122,6 +122,7 @@ def test_kernels_rehearsed_in_the_interpreter(tmp_path):
     assert all(row["ours"] and row["theirs"] for row in rows)
 
 
+@pytest.mark.thorough
 def test_runs_of_pytest_are_counted(tmp_path):
     (tmp_path / "test_x.py").write_text(
         "def test_good(): pass\ndef test_bad(): assert 0\n"

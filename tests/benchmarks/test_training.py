@@ -6,8 +6,13 @@ from benchmarks import training
 from benchmarks.report import markdown
 from benchmarks.setting import TINY
 
+#: Optimizer builds DeepSpeed's operator, for minutes.
+LONG = ("memory", "optimizer", "activations")
 
-@pytest.mark.parametrize("suite", ["step", "memory", "optimizer", "activations"])
+
+@pytest.mark.parametrize(
+    "suite", ["step", *(pytest.param(s, marks=pytest.mark.thorough) for s in LONG)]
+)
 def test_suite(suite, tmp_path):
     report = training.measure(tmp_path, [suite], 1, TINY, seed=0)
     assert list(tmp_path.iterdir()) == []

@@ -34,6 +34,7 @@ def _run(command: list[str], name: str, *arguments: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.thorough
 def test_plain(tmp_path):
     first = _run([sys.executable], "checkpoint_plain.py", f"--folder={tmp_path}", "--steps=20")
     assert "step 20" in first
@@ -42,6 +43,7 @@ def test_plain(tmp_path):
     assert "step 30" in second
 
 
+@pytest.mark.thorough
 def test_ddp(tmp_path):
     found = torchrun(2, "checkpoint_ddp.py", f"--folder={tmp_path}")
     assert "step 10" in found
@@ -57,6 +59,7 @@ def test_fsdp2(tmp_path):
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
+@pytest.mark.thorough
 def test_huggingface(tmp_path):
     found = torchrun(2, "checkpoint_huggingface.py", f"--folder={tmp_path}")
     assert "the same values" in found

@@ -119,7 +119,9 @@ class Trial:
         assert not list(self.folder.glob("*.saving"))
 
 
-@pytest.mark.parametrize("batch", range(5))
+@pytest.mark.parametrize(
+    "batch", [0, *(pytest.param(batch, marks=pytest.mark.thorough) for batch in range(1, 5))]
+)
 def test_whoever_is_killed_at_any_moment_leaves_a_checkpoint(tmp_path, batch):
     """50 trials; ten at a time, as most of their time they wait."""
     with ExitStack() as stack:

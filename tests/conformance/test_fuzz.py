@@ -5,6 +5,8 @@ import random
 import threading
 from pathlib import Path
 
+import pytest
+
 from tensorspill.engine import Engine, Request
 from tests.conformance.data import constant, equal, fill, poisoned, random_host_bytes
 from tests.conformance.lanes import Lane
@@ -18,6 +20,7 @@ ROOM = 500_000
 ENGINES, PAIRS = 20, 25
 
 
+@pytest.mark.costly
 def test_a_thousand_transfers(lane: Lane, tmp_path: Path):
     seed = int.from_bytes(os.urandom(4))
     choose = random.Random(seed)

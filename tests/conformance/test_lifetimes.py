@@ -233,6 +233,7 @@ def _in_child(engine: Engine, file, transfer, another) -> int:
     return 0
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("how", ["Ctrl-C", "exit without closing", "python -O"])
 def test_processes_end_well(lane: Lane, tmp_path: Path, how):
     script = """

@@ -66,6 +66,7 @@ def _no_own_operator() -> str | None:
 
 
 @pytest.mark.skipif(_no_own_operator() is not None, reason=str(_no_own_operator()))
+@pytest.mark.thorough  # builds the operator, for minutes
 def test_losses_are_those_of_its_own_operator(tmp_path: Path, in_memory: list[float]) -> None:
     assert run(tmp_path / "job", "own")["losses"] == in_memory
 

@@ -38,7 +38,10 @@ def test_everything_works(tmp_path):
     assert rows["auto"]["evidence"].startswith("gds: ")
 
 
-@pytest.mark.parametrize(("name", "said"), [("compat", "turns it off"), ("real", "host memory")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("compat", "turns it off"), pytest.param("real", "host memory", marks=pytest.mark.thorough)],
+)
 def test_only_through_host_memory(name, said, tmp_path):
     status, rows = doctor(name, tmp_path)
     assert status == 1

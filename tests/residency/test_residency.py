@@ -870,7 +870,7 @@ def interrupt_at(count, action):
 
 
 @pytest.mark.parametrize("kind", [Model, Checkpointed, ReentrantlyCheckpointed])
-@pytest.mark.parametrize("budget", ["one", "two"])
+@pytest.mark.parametrize("budget", ["one", pytest.param("two", marks=pytest.mark.thorough)])
 def test_an_interrupt_anywhere(tmp_path, kind, budget):
     model, reference = make(kind)
     text = next(batches(1))

@@ -200,6 +200,7 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
         assert spill_files(tmp_path) == {*kept, claim.name}
 
 
+@pytest.mark.thorough
 def test_processes_race_for_a_new_place(tmp_path: Path) -> None:
     place = tmp_path / "new"
     started: list[tuple[subprocess.Popen[str], list[str]]] = []

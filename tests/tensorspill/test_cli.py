@@ -71,7 +71,10 @@ def test_help_does_not_import_torch():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough)],
+)
 def test_a_signal_ends_it_and_nothing_is_left(tmp_path, number, status):
     process = subprocess.Popen(
         [*COMMAND, "demo", "--json", "--folder", str(tmp_path)],
@@ -91,6 +94,7 @@ def test_a_signal_ends_it_and_nothing_is_left(tmp_path, number, status):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_reader_that_goes_away(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)

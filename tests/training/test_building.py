@@ -68,6 +68,7 @@ def test_what_is_built_on_the_drive_has_the_same_bits(tmp_path, kind):
     check_equal(model, reference)
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_much_larger_than_the_budget(tmp_path):
     class Deep(Model):
         def __init__(self):

@@ -253,6 +253,7 @@ def two_hosts():
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
+@pytest.mark.thorough
 def test_two_hosts_under_torchrun(tmp_path: Path, two_hosts) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
