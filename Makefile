@@ -24,7 +24,7 @@ demo: $(VENV)/.core
 	$(BIN)/tensorspill demo $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 docs: $(VENV)/.test
 	$(BIN)/mkdocs build --strict --site-dir build/docs

@@ -10,8 +10,20 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-#: Tells lanes and other children of a run that everything is asked for.
-THOROUGH = "TENSORSPILL_TEST_THOROUGHLY"
+from tests.thorough import THOROUGH
+
+#: Files whose few tests take long begin first, so that no process is left with one at the end.
+FIRST = (
+    "standin/test_lanes.py",
+    "deepspeed_interface/test_jobs.py",
+    "checkpoint/test_layouts.py",
+    "host_fallback/device/test_standin.py",
+    "gds/test_lanes.py",
+    "checkpoint/test_failures.py",
+    "checkpoint/test_training.py",
+    "docs/test_site.py",
+    "notebooks/test_notebooks.py",
+)
 
 # A slow drive or a busy machine must not fail a test, so examples have no deadline. Many more of
 # them: pytest --hypothesis-profile=exhaustive
@@ -64,13 +76,20 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what this node can't run, saying why."""
+    """Skip what this node can't run, saying why; begin with what takes longest."""
     unasked = None if os.environ.get(THOROUGH) else "only with --thorough"
     reasons = {"gpu": _no_gpu(), "gds": _no_gds(config), "thorough": unasked}
     for item in items:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    """Return the place of a test's file; those of the same place keep their order."""
+    name = item.path.as_posix()
+    return next((n for n, first in enumerate(FIRST) if name.endswith(first)), len(FIRST))
 
 
 def _version(name: str) -> str | None:

@@ -53,6 +53,7 @@ def test_ddp(tmp_path):
     assert "step 20" in torchrun(1, "checkpoint_ddp.py", f"--folder={tmp_path}")
 
 
+@pytest.mark.thorough
 def test_fsdp2(tmp_path):
     assert "step 10" in torchrun(2, "checkpoint_fsdp2.py", f"--folder={tmp_path}")
     assert "step 20" in torchrun(1, "checkpoint_fsdp2.py", f"--folder={tmp_path}")

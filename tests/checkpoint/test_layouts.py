@@ -66,7 +66,9 @@ def saved(tmp_path_factory, preloaded):
     return root, shares
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    "size", [pytest.param(n, marks=[pytest.mark.thorough] * (n in (2, 3))) for n in SIZES]
+)
 def test_a_state_is_the_same_in_every_layout(saved, size):
     run(size, load_all, saved[0], size)
 

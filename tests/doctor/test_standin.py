@@ -60,6 +60,7 @@ def test_a_code_of_cufile_has_its_remedy(tmp_path):
     assert rows["cuFile"]["remedy"] == rows["gds"]["remedy"] == BY_CODE[code].remedy
 
 
+@pytest.mark.thorough
 def test_memory_that_can_not_be_registered(tmp_path):
     status, rows = doctor("cufile", tmp_path, "auto", "cuFileBufRegister=5036")
     # It works all the same, through cuFile's own buffers.

@@ -45,7 +45,10 @@ def usable(name: str) -> Lane:
         pytest.skip(f"lane {name}: {reason}")
 
 
-@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.thorough] * (name != "cufile")) for name in LANES],
+)
 def test_the_engine(name: str):
     folder = os.path.join(os.path.dirname(__file__), "inside")
     devices = {"STANDIN_CUDA_DEVICES": "4"}

@@ -33,6 +33,7 @@ def torchrun(*arguments: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_ddp_with_a_drive_for_each_rank(tmp_path):
     """The example: parameters, optimizer state and activations on drives, as in memory."""

@@ -869,7 +869,9 @@ def interrupt_at(count, action):
     return False
 
 
-@pytest.mark.parametrize("kind", [Model, Checkpointed, ReentrantlyCheckpointed])
+@pytest.mark.parametrize(
+    "kind", [Model, ReentrantlyCheckpointed, pytest.param(Checkpointed, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("budget", ["one", pytest.param("two", marks=pytest.mark.thorough)])
 def test_an_interrupt_anywhere(tmp_path, kind, budget):
     model, reference = make(kind)

@@ -9,6 +9,7 @@ import pytest
 from tests.standin.build import UnavailableError
 from tests.standin.child import LaneReport, run_pytest, stop_all
 from tests.standin.lanes import LANES, Lane, lane
+from tests.thorough import THOROUGH
 
 #: Devices of every lane: more than any test uses.
 DEVICES = {"STANDIN_CUDA_DEVICES": "4"}
@@ -25,19 +26,30 @@ LATE = {
 RUNS = {"conformance": ("tests/conformance", 900), "stand-ins": ("tests/standin/inside", 300)}
 ORDER = ("cufile", "compat", "real")
 
+#: The stand-ins themselves are tried in one lane, but by thorough runs.
+CASES = [
+    pytest.param(
+        what,
+        name,
+        marks=[pytest.mark.thorough] * (what == "stand-ins" and name != "cufile"),
+    )
+    for what in RUNS
+    for name in ORDER
+]
+
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[dict[tuple[str, str], Future[LaneReport]]]:
     """All runs, begun at once: a lane waits more than it computes."""
     pool = ThreadPoolExecutor(min(len(LANES), len(os.sched_getaffinity(0))))
     runs = {}
-    for what, (folder, limit) in RUNS.items():
-        for name in ORDER:
-            environment = DEVICES | (LATE if (what, name) == ("conformance", "compat") else {})
-            try:
-                runs[name, what] = pool.submit(_run, lane(name), folder, limit, environment)
-            except UnavailableError:
-                continue
+    for what, name in (case.values for case in CASES if THOROUGH in os.environ or not case.marks):
+        folder, limit = RUNS[what]
+        environment = DEVICES | (LATE if (what, name) == ("conformance", "compat") else {})
+        try:
+            runs[name, what] = pool.submit(_run, lane(name), folder, limit, environment)
+        except UnavailableError:
+            continue
     yield runs
     pool.shutdown(wait=False, cancel_futures=True)
     stop_all()
@@ -47,8 +59,7 @@ def _run(usable: Lane, folder: str, limit: float, environment: dict[str, str]) -
     return run_pytest(usable, folder, timeout=limit, environment=environment)
 
 
-@pytest.mark.parametrize("name", LANES)
-@pytest.mark.parametrize("what", RUNS)
+@pytest.mark.parametrize(("what", "name"), CASES)
 def test_a_lane(running, reports: dict[str, LaneReport], what, name):
     try:
         lane(name)

@@ -38,7 +38,10 @@ def test_a_driver_without_a_device(tmp_path, backend):
     assert check(ended) == ["UnsupportedError"]
 
 
-@pytest.mark.parametrize("version", ["11080", "12040", "13020"])
+@pytest.mark.parametrize(
+    "version",
+    ["11080", *(pytest.param(v, marks=pytest.mark.thorough) for v in ("12040", "13020"))],
+)
 def test_versions_of_the_driver(tmp_path, version):
     script = """
         import sys, tensorspill, tensorspill.errors
@@ -85,7 +88,10 @@ def test_importing_starts_no_driver():
     assert check(run("compat", script)) == ["False", "False"]
 
 
-@pytest.mark.parametrize("name", LANES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.thorough] * (name != "cufile")) for name in LANES],
+)
 def test_a_process_ends_with_everything_open(tmp_path, name):
     """Engines, pools, files, registrations and transfers under way are left to the interpreter."""
     script = """

@@ -85,6 +85,7 @@ def test_a_checkpoint_of_its_own_is_loaded(tmp_path):
     check_equal(model, reference)
 
 
+@pytest.mark.thorough
 def test_the_example_runs(tmp_path):
     done = subprocess.run(
         [sys.executable, EXAMPLE, "--folder", tmp_path, "--steps", "1"],

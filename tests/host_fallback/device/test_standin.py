@@ -9,7 +9,16 @@ from tests.pool.cuda.running import run_checks
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("subject", ["bytes", "streams", "faults", "lifetimes", "spill"])
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "bytes",
+        "streams",
+        "faults",
+        "spill",
+        pytest.param("lifetimes", marks=pytest.mark.thorough),
+    ],
+)
 def test_on_the_standin(subject):
     run_checks(HERE / f"checks_{subject}.py")
 
