@@ -86,6 +86,20 @@ def test_each_byte_is_in_one_file_once(saved):
     assert len(sizes) == 1
 
 
+def test_a_part_is_named_as_such_in_its_file(saved):
+    """Nobody who opens one file alone takes a part for the tensor."""
+    root, _ = saved
+    for folder in root.iterdir():
+        whole, sizes = dict[str, int](), dict[str, int]()
+        for file in written(checkpoint.latest(folder) or "").values():
+            for name, nbytes in file.items():
+                tensor, part, _ = name.partition("[")
+                sizes[tensor] = sizes.get(tensor, 0) + nbytes
+                if not part:
+                    whole[tensor] = nbytes
+        assert whole == {name: sizes[name] for name in whole}
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_replicas_are_shared_out_within_a_chunk(saved, size):
     root, _ = saved

@@ -82,6 +82,16 @@ def test_a_page_holds_pictures_tables_and_what_is_missing(results, tmp_path, cap
         assert outside == []
 
 
+def test_json_alone_is_printed(results, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(results), "--out", str(page), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["page"] == str(page)
+    assert said["bytes"] == page.stat().st_size
+    assert said["points"] == said["measured"] + 1
+    assert said["notes"] == []
+
+
 def test_csv_and_several_files_make_one_page(results, tmp_path):
     table, page = tmp_path / "more.csv", tmp_path / "page.html"
     table.write_text(to_csv([row(host="another", rate=1.25)]))

@@ -172,7 +172,7 @@ def _stage(
         snapshot = staging.snapshot(tensors)
     try:
         pairs = list(zip(plain, snapshot.copies, strict=True))
-        copied = [Chunk(c.name, c.box, copy) for c, copy in pairs if copy is not None]
+        copied = [Chunk(c.name, c.box, copy, c.partial) for c, copy in pairs if copy is not None]
         rest = [chunk for chunk, copy in pairs if copy is None] + sources
         future.staged, future.remainder = snapshot.nbytes, sum(chunk.nbytes for chunk in rest)
         attempt.write(rest, (), file_name(attempt.rank, 1))

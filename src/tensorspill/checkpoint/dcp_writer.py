@@ -309,11 +309,12 @@ def _chunk(item: WriteItem, planner: SavePlanner) -> Chunk | None:
     box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
     if not box.numel and data.size.numel():
         return None
+    partial = box.lengths != tuple(data.size)
     if type(planner) is DefaultSavePlanner or isinstance(planner, dcp_planner.SavePlanner):
         tensor = planner.resolve_data(item)
         if isinstance(tensor, torch.Tensor):
-            return Chunk(item.index.fqn, box, tensor.detach())
-    return Chunk(item.index.fqn, box, _Lazy(item, planner, box))
+            return Chunk(item.index.fqn, box, tensor.detach(), partial)
+    return Chunk(item.index.fqn, box, _Lazy(item, planner, box), partial)
 
 
 def _no_folder() -> UnsupportedError:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorspill.profiling.rows import Results
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -16,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("files", nargs="+", metavar="FILE", help="results of bench or sweep: JSON lines or CSV")
     add("--out", default="report.html", metavar="PAGE", help="what to write (report.html)")
     add("--title", default="Storage measured by tensorspill", help="of the page")
+    add("--json", action="store_true", help="print one JSON object, nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,6 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
             file.write(page)
     except OSError as error:
         raise BrokenError.from_oserror(error, "Can't write the page", path=arguments.out) from error
+    if arguments.json:
+        _say(arguments.out, len(page.encode()), results)
+        return 1 if results.notes else 0
     console = output()
     for note in results.notes:
         console.print(plain(note), markup=False, overflow="fold")
@@ -42,3 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
     said = f"{len(results.rows)} points, {len(results.measured)} measured; {size}"
     console.print(plain(f"{arguments.out}: {said}"), markup=False, overflow="fold")
     return 1 if results.notes else 0
+
+
+def _say(path: str, nbytes: int, results: Results) -> None:
+    """Print what was written as JSON."""
+    said = {
+        "page": path,
+        "bytes": nbytes,
+        "points": len(results.rows),
+        "measured": len(results.measured),
+        "notes": list(results.notes),
+    }
+    sys.stdout.write(json.dumps(said) + "\n")

@@ -235,7 +235,12 @@ class Attempt:
         """Return what this rank has to write of tensors, as views."""
         with self.together(), collection_paused():
             return [
-                Chunk(write.name, write.box, self._content(write.name, write.held, write.box))
+                Chunk(
+                    write.name,
+                    write.box,
+                    self._content(write.name, write.held, write.box),
+                    partial=write.box.lengths != self.plan.tensors[write.name][1],
+                )
                 for write in self.plan.writes_of(self.rank)
             ]
 
