@@ -1,4 +1,5 @@
 # make demo    train a small model from the drive; sets up .venv first
+# make bench   measure the drive of FOLDER in half a minute, and draw it into drive.png
 # make test    run the tests
 # make check   lint, format, types, layers
 # make docs    build the documentation into build/docs
@@ -12,16 +13,20 @@
 VENV ?= .venv
 PYTHON ?=
 ARGS ?=
+FOLDER ?= .
 # Processes that run tests. Many tests wait for drives and for children, so two cores carry four.
 JOBS ?= 4
 BIN := $(VENV)/bin
 # What decides about the content of .venv.
 RECIPE := setup.cfg pyproject.toml constraints.txt tools/setup_venv.sh
 
-.PHONY: demo test check docs gpu-check format venv clean
+.PHONY: demo bench test check docs gpu-check format venv clean
 
 demo: $(VENV)/.core
 	$(BIN)/tensorspill demo $(ARGS)
+
+bench: $(VENV)/.pictures
+	$(BIN)/tensorspill bench --quick $(FOLDER) --png drive.png $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -49,13 +54,17 @@ $(VENV)/.core: $(RECIPE)
 	VENV=$(VENV) PYTHON=$(PYTHON) tools/setup_venv.sh
 	touch $@
 
+$(VENV)/.pictures: $(RECIPE)
+	VENV=$(VENV) PYTHON=$(PYTHON) tools/setup_venv.sh pictures
+	touch $@ $(VENV)/.core
+
 $(VENV)/.test: $(RECIPE)
 	VENV=$(VENV) PYTHON=$(PYTHON) tools/setup_venv.sh test
-	touch $@ $(VENV)/.core
+	touch $@ $(VENV)/.core $(VENV)/.pictures
 
 $(VENV)/.dev: $(RECIPE)
 	VENV=$(VENV) PYTHON=$(PYTHON) tools/setup_venv.sh test dev
-	touch $@ $(VENV)/.test $(VENV)/.core
+	touch $@ $(VENV)/.test $(VENV)/.core $(VENV)/.pictures
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -117,11 +117,6 @@ install_cuda_packages() {
         say "warning: could not install them: tests of the GPU paths will be skipped"
 }
 
-# An environment whose interpreter went away (an upgrade, a moved checkout) is made anew.
-if ! new_enough "$venv/bin/python" || ! pip --version >/dev/null 2>&1; then
-    make_venv
-fi
-install_torch
 # It needs torch to be installed, so it can't be built apart from it.
 install_deepspeed() {
     say "installing DeepSpeed, to test its interface"
@@ -129,6 +124,11 @@ install_deepspeed() {
         say "warning: could not install it: its tests will be skipped"
 }
 
+# An environment whose interpreter went away (an upgrade, a moved checkout) is made anew.
+if ! new_enough "$venv/bin/python" || ! pip --version >/dev/null 2>&1; then
+    make_venv
+fi
+install_torch
 install_project "$@"
 case " $* " in
 *" test "*)
