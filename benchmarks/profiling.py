@@ -188,9 +188,12 @@ def _again(
 PARTS = {"fio": measure_fio, "overhead": measure_overhead, "tune": measure_tune}
 
 
-def measure(folder: Path, only: Sequence[str], quick: bool, say: Any) -> dict[str, Any]:
-    """Run parts one after the other."""
+def measure(
+    folder: Path, only: Sequence[str], quick: bool, say: Any, runs: int | None = None
+) -> dict[str, Any]:
+    """Run parts one after the other; `runs` of tune, if not as many as usual."""
     sizes = Sizes(quick)
+    sizes.runs = runs or sizes.runs
     return {name: PARTS[name](folder, sizes, say) for name in only}
 
 
@@ -200,13 +203,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="on the drive")
     parser.add_argument("--quick", action="store_true", help="tries the code, not the machine")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--runs", type=int, metavar="N", help="of tune; ten if not given")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     options = parser.parse_args(arguments)
     console, progress = Console(highlight=False), Console(stderr=True)
     machine = describe(options.folder)
     try:
         with progress.status("starting") as status:
-            found = measure(options.folder, options.only, options.quick, status.update)
+            found = measure(
+                options.folder, options.only, options.quick, status.update, options.runs
+            )
     except SpillError as error:
         progress.print(f"profiling: {error}", style="red", markup=False)
         return 1

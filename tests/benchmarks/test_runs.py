@@ -60,6 +60,7 @@ def test_fio_that_fails_is_no_result(tmp_path):
         fio.run_fio(fio.FioJob(tmp_path / "file", "neither", 4096))
 
 
+@pytest.mark.thorough
 def test_pack_threshold(tmp_path, capsys):
     out = tmp_path / "rates.json"
     arguments = ["--folder", str(tmp_path), "--rounds", "1", "--quick", "--json", str(out)]
@@ -69,6 +70,7 @@ def test_pack_threshold(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [out]
 
 
+@pytest.mark.thorough
 def test_profiling(tmp_path, capsys):
     out = tmp_path / "found.json"
     arguments = ["--folder", str(tmp_path), "--quick", "--json", str(out)]
@@ -90,6 +92,7 @@ def test_no_room_is_said_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_an_ended_run_leaves_nothing_behind(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.host_path", "--folder", str(tmp_path), "--quick"],

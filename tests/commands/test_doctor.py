@@ -87,6 +87,7 @@ def test_a_wrong_command_line(wrong, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.thorough
 def test_a_terminal_of_few_characters_and_one_that_goes_away(tmp_path):
     gpu_tree(tmp_path)
     command = [*COMMAND, "/raid/ü\udcff", "--root", str(tmp_path)]

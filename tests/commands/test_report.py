@@ -92,6 +92,7 @@ def test_json_alone_is_printed(results, tmp_path, capsys):
     assert said["notes"] == []
 
 
+@pytest.mark.thorough
 def test_csv_and_several_files_make_one_page(results, tmp_path):
     table, page = tmp_path / "more.csv", tmp_path / "page.html"
     table.write_text(to_csv([row(host="another", rate=1.25)]))
@@ -117,6 +118,7 @@ def test_what_files_hold_can_not_change_the_page(tmp_path):
     assert "alert(1)" in found.text
 
 
+@pytest.mark.thorough
 def test_a_file_that_was_cut_short_gives_a_page_that_says_so(results, tmp_path, capsys):
     content = results.read_text()
     results.write_text(content[: content.rindex('"cmd"')])

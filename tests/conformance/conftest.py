@@ -19,8 +19,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave costly tests on further settings of an engine to thorough runs."""
     for item in items:
         if item.get_closest_marker("costly") and isinstance(item, pytest.Function):
-            engine = item.callspec.params["lane"].name
-            if engine not in MAIN or os.environ.get(LANE_VARIABLE) not in MAIN_LANES:
+            engine = item.callspec.params["lane"]
+            assert isinstance(engine, Lane)
+            if engine.name not in MAIN or os.environ.get(LANE_VARIABLE) not in MAIN_LANES:
                 item.add_marker(pytest.mark.thorough)
 
 

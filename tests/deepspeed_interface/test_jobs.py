@@ -53,6 +53,7 @@ def test_losses_are_those_of_training_in_memory(
     assert any("gradient" in name for name in found["files"]) == (optimizer != "memory")
 
 
+@pytest.mark.thorough
 def test_a_handle_that_drops_writes_changes_them(tmp_path: Path, in_memory: list[float]) -> None:
     assert run(tmp_path / "job", "dropping")["losses"] != in_memory
 

@@ -42,6 +42,7 @@ def test_everything_works(tmp_path):
     ("name", "said"),
     [("compat", "turns it off"), pytest.param("real", "host memory", marks=pytest.mark.thorough)],
 )
+@pytest.mark.thorough
 def test_only_through_host_memory(name, said, tmp_path):
     status, rows = doctor(name, tmp_path)
     assert status == 1

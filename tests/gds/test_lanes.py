@@ -77,6 +77,7 @@ def test_a_libcufile_that_waits_for_ever(tmp_path: Path):
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
+@pytest.mark.thorough
 def test_the_windows_subsystem_for_linux(tmp_path: Path):
     """kvikio#11, #97: a kernel that says it is one selects the host path."""
     (tmp_path / "uname.c").write_text(UNAME)

@@ -182,6 +182,7 @@ def test_no_library_for_aio_is_needed(tmp_path: Path):
 # -- side effects inside assert ------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_input_and_output_happen_under_python_o(tmp_path: Path):
     script = """
         import sys, torch, tensorspill

@@ -137,7 +137,7 @@ def is_placeholder(parameter):
 # -- equality ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("budget", ["one", "two", "all"])
+@pytest.mark.parametrize("budget", ["one", "all", pytest.param("two", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_gives_the_same_bits(tmp_path, kind, budget):
     model, reference = make(kind)
@@ -870,7 +870,14 @@ def interrupt_at(count, action):
 
 
 @pytest.mark.parametrize(
-    "kind", [Model, ReentrantlyCheckpointed, pytest.param(Checkpointed, marks=pytest.mark.thorough)]
+    "kind",
+    [
+        Model,
+        *(
+            pytest.param(k, marks=pytest.mark.thorough)
+            for k in (Checkpointed, ReentrantlyCheckpointed)
+        ),
+    ],
 )
 @pytest.mark.parametrize("budget", ["one", pytest.param("two", marks=pytest.mark.thorough)])
 def test_an_interrupt_anywhere(tmp_path, kind, budget):

@@ -72,8 +72,11 @@ def filled(shape: tuple[int, ...], dtype: torch.dtype = torch.uint8) -> torch.Te
     if nbytes > 4 * MIB:
         # Faster, and still no two rows alike.
         rows = torch.arange(-(-nbytes // MIB), dtype=torch.uint8)[:, None]
-        return (rows + random_bytes(MIB)).reshape(-1)[:nbytes].view(dtype).view(shape)
-    return random_bytes(nbytes, 64).clone().view(dtype).view(shape)
+        flat = (rows + random_bytes(MIB)).reshape(-1)[:nbytes]
+    else:
+        flat = random_bytes(nbytes, 64).clone()
+    found: torch.Tensor = flat.view(dtype).view(shape)
+    return found
 
 
 def empty(tensor: torch.Tensor) -> torch.Tensor:

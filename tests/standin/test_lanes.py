@@ -26,16 +26,9 @@ LATE = {
 RUNS = {"conformance": ("tests/conformance", 900), "stand-ins": ("tests/standin/inside", 300)}
 ORDER = ("cufile", "compat", "real")
 
-#: The stand-ins themselves are tried in one lane, but by thorough runs.
-CASES = [
-    pytest.param(
-        what,
-        name,
-        marks=[pytest.mark.thorough] * (what == "stand-ins" and name != "cufile"),
-    )
-    for what in RUNS
-    for name in ORDER
-]
+#: The stand-ins themselves are tried in one lane; in the others, by thorough runs.
+ALWAYS = [*(("conformance", name) for name in ORDER), ("stand-ins", "cufile")]
+OTHERS = [("stand-ins", "compat"), ("stand-ins", "real")]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +36,7 @@ def running() -> Iterator[dict[tuple[str, str], Future[LaneReport]]]:
     """All runs, begun at once: a lane waits more than it computes."""
     pool = ThreadPoolExecutor(min(len(LANES), len(os.sched_getaffinity(0))))
     runs = {}
-    for what, name in (case.values for case in CASES if THOROUGH in os.environ or not case.marks):
+    for what, name in ALWAYS + (OTHERS if THOROUGH in os.environ else []):
         folder, limit = RUNS[what]
         environment = DEVICES | (LATE if (what, name) == ("conformance", "compat") else {})
         try:
@@ -59,7 +52,10 @@ def _run(usable: Lane, folder: str, limit: float, environment: dict[str, str]) -
     return run_pytest(usable, folder, timeout=limit, environment=environment)
 
 
-@pytest.mark.parametrize(("what", "name"), CASES)
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [*ALWAYS, *(pytest.param(*case, marks=pytest.mark.thorough) for case in OTHERS)],
+)
 def test_a_lane(running, reports: dict[str, LaneReport], what, name):
     try:
         lane(name)

@@ -136,7 +136,7 @@ def save_shards(model, folder, shards=3):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
 
 
-@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("values", [True, pytest.param(False, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sharded_folder_is_loaded(tmp_path, kind, values):
     reference, _ = make(kind, seed=8)

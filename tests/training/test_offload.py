@@ -205,6 +205,7 @@ def test_evaluation_between_steps(tmp_path):
     check_equal(model, reference)
 
 
+@pytest.mark.thorough
 def test_random_layers_of_torch(tmp_path):
     """Attention reaches into its output layer, which is found out and kept."""
 

@@ -23,6 +23,7 @@ def test_on_the_standin(subject):
     run_checks(HERE / f"checks_{subject}.py")
 
 
+@pytest.mark.thorough
 def test_a_driver_without_batched_copies():
     environment = {"STANDIN_CUDA_DRIVER_VERSION": "12040"}
     run_checks(HERE / "checks_single_copies.py", environment=environment)

@@ -185,6 +185,7 @@ def test_a_panel_has_units_and_goes_where_it_is_told(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PANELS)
+@pytest.mark.thorough
 def test_a_small_panel_keeps_its_words_inside(name):
     with look():
         figure = new_figure(4.2, 3.2, layout="constrained")
@@ -454,6 +455,7 @@ def test_the_point_that_was_measured_longest_is_found():
 
 
 @pytest.mark.parametrize("name", names())
+@pytest.mark.thorough
 def test_every_known_machine_has_a_matrix_of_its_distances(name):
     known = machine(name)
     ranks = affinities(known)

@@ -215,6 +215,7 @@ def outcome(folder: Path, ranks: int) -> list[str]:
     return found.pop().split()
 
 
+@pytest.mark.thorough
 def test_one_all_gather_gives_every_rank_the_same_table(tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER)
