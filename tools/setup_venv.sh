@@ -59,8 +59,7 @@ make_venv() {
 }
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
-# Of thousands of modules a run imports some; those are compiled when it does.
-install() { pip install -qq --no-compile --constraint constraints.txt "$@"; }
+install() { pip install -qq --constraint constraints.txt "$@"; }
 
 has_gpu() { [ -e /dev/nvidiactl ]; }
 has_torch() {
