@@ -17,6 +17,8 @@ FOLDER ?= .
 # Processes that run tests. Many tests wait for drives and for children, so two cores carry four.
 JOBS ?= 4
 BIN := $(VENV)/bin
+# Hundreds of processes import the same modules: whatever the environment says, compile them once.
+export PYTHONDONTWRITEBYTECODE :=
 # What decides about the content of .venv.
 RECIPE := setup.cfg pyproject.toml constraints.txt tools/setup_venv.sh
 
