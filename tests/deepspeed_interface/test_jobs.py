@@ -26,7 +26,7 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
         env=os.environ | {"DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,  # its own operator is built first, for minutes
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
