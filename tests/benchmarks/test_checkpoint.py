@@ -16,7 +16,7 @@ def no_fio(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "suite",
     [
-        pytest.param(suite, marks=[pytest.mark.thorough] * (suite in ("ranks", "many")))
+        pytest.param(suite, marks=[pytest.mark.thorough] * (suite != "save"))
         for suite in checkpoint.SUITES
     ],
 )

@@ -96,6 +96,7 @@ def test_what_needs_a_gpu_says_so(rehearsal):
             run(rehearsal)
 
 
+@pytest.mark.thorough
 def test_kernels_rehearsed_in_the_interpreter(tmp_path):
     code = (
         "import json, sys, time, torch\n"

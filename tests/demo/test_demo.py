@@ -165,6 +165,7 @@ def test_both_trainings_agree_and_another_seed_does_not(tmp_path, corpus):
     assert other_weights != weights
 
 
+@pytest.mark.thorough
 def test_the_smallest_budget_works_and_one_page_less_does_not(tmp_path, corpus):
     recipe = replace(SMALL, steps=1)
     smallest = measure_needs(recipe).smallest
