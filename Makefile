@@ -1,5 +1,5 @@
 # make demo    train a small model from the drive; sets up .venv first
-# make bench   measure the drive of FOLDER in half a minute, and draw it into drive.png
+# make bench   measure the drive of FOLDER in under a minute, and draw it into drive.png
 # make test    run the tests
 # make check   lint, format, types, layers
 # make docs    build the documentation into build/docs
