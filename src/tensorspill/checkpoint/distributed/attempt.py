@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
+from weakref import WeakKeyDictionary
 
 from tensorspill.checkpoint.distributed.board import Board
 from tensorspill.checkpoint.distributed.comparing import compare_replicas
@@ -31,6 +30,7 @@ from tensorspill.checkpoint.distributed.group import Ranks, combined
 from tensorspill.checkpoint.distributed.limits import Limits
 from tensorspill.checkpoint.distributed.opened import opened_engines
 from tensorspill.checkpoint.distributed.planning import Plan
+from tensorspill.checkpoint.distributed.share import Piece, pieces_of
 from tensorspill.checkpoint.distributed.wire import (
     decode_error,
     decode_written,
@@ -38,8 +38,9 @@ from tensorspill.checkpoint.distributed.wire import (
     encode_written,
     from_rank,
 )
-from tensorspill.checkpoint.files.chunks import Box, Chunk, ObjectChunk, Source
+from tensorspill.checkpoint.files.chunks import Chunk, ObjectChunk
 from tensorspill.checkpoint.files.commit import Pending, begin, latest
+from tensorspill.checkpoint.files.layout import Layouts
 from tensorspill.checkpoint.files.manifest import assemble
 from tensorspill.checkpoint.files.quiet import collection_paused
 from tensorspill.checkpoint.files.records import Written
@@ -143,8 +144,7 @@ class Attempt:
         self._folder = ""
         self._step = 0
         self._written: list[Written] = []
-        self._values: dict[tuple[str, Box], torch.Tensor | Source] = {}
-        self._objects: dict[str, Any] = {}
+        self._held = Held()
 
     @property
     def rank(self) -> int:
@@ -178,14 +178,9 @@ class Attempt:
                 )
                 self._ranks.plans.put(digest, go["key"], self.plan)
                 self.planned = True
-            tensors = ((part.name, part.box) for part in held.parts)
-            for key, part, value in zip(tensors, held.parts, held.values, strict=True):
-                if part.dtype:
-                    self._values[key] = value
-                else:
-                    self._objects[part.name] = value
+            self._held = held
             if self.settings.compare:
-                compare_replicas(self._ranks, self.plan, self._values, self.settings.timeout)
+                compare_replicas(self._ranks, self.plan, held, self.settings.timeout)
 
     def _bring(self, bring: Callable[[], tuple[Held, str]]) -> tuple[Held, str]:
         settings = self.settings
@@ -234,30 +229,19 @@ class Attempt:
     def chunks(self) -> list[Chunk]:
         """Return what this rank has to write of tensors, as views."""
         with self.together(), collection_paused():
-            return [
-                Chunk(
-                    write.name,
-                    write.box,
-                    self._content(write.name, write.held, write.box),
-                    partial=write.box.lengths != self.plan.tensors[write.name][1],
-                )
-                for write in self.plan.writes_of(self.rank)
-            ]
+            known: WeakKeyDictionary[Plan, list[Piece]]
+            known = self._ranks.kept.setdefault("pieces", WeakKeyDictionary())
+            pieces = known.get(self.plan)
+            if pieces is None:
+                pieces = known[self.plan] = pieces_of(self.plan, self.rank, self._held.parts)
+            values = self._held.values
+            return [piece.of(values) for piece in pieces]
 
     def objects(self) -> dict[str, Any]:
         """Return the Python objects that this rank has to write."""
-        return {name: self._objects[name] for name in self.plan.objects_of(self.rank)}
-
-    def _content(self, name: str, held: Box, box: Box) -> torch.Tensor | Source:
-        if not box.numel:
-            return torch.empty(box.lengths, dtype=self.plan.tensors[name][0])
-        value = self._values[name, held]
-        if isinstance(value, Source):
-            return value if box == held else value.rows(box.relative_to(held))
-        value = value.detach()
-        if box == held:
-            return value
-        return box.relative_to(held).of(value)
+        mine = set(self.plan.objects_of(self.rank))
+        pairs = zip(self._held.parts, self._held.values, strict=True)
+        return {part.name: value for part, value in pairs if part.name in mine} if mine else {}
 
     def write(self, chunks: Sequence[Chunk], objects: Sequence[ObjectChunk], name: str) -> None:
         """Write a file of this rank's; it is durable when this returns."""
@@ -276,6 +260,7 @@ class Attempt:
                         engine=engines,
                         staging=staging,
                         progress=self._board.advance,
+                        layouts=self._ranks.kept.setdefault("layouts", Layouts()),
                     )
             finally:
                 self._board.working(False)
@@ -286,8 +271,7 @@ class Attempt:
     def finish(self) -> Outcome:
         """Commit, or wait until the coordinator has committed."""
         with self.together(), collection_paused():
-            self._values.clear()
-            self._objects.clear()
+            self._held = Held()
             if self.rank == 0:
                 self._commit()
             else:

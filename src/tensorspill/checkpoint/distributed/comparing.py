@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from tensorspill.checkpoint.distributed.description import Held
 from tensorspill.checkpoint.distributed.group import Ranks
 from tensorspill.checkpoint.distributed.planning import Plan
-from tensorspill.checkpoint.files.chunks import Box, Source
+from tensorspill.checkpoint.files.chunks import Source
 from tensorspill.errors import UnsupportedError
 from tensorspill.pool.digest import digest
 
 __all__ = ["compare_replicas"]
 
 
-def compare_replicas(
-    ranks: Ranks,
-    plan: Plan,
-    values: Mapping[tuple[str, Box], torch.Tensor | Source],
-    timeout: float,
-) -> None:
+def compare_replicas(ranks: Ranks, plan: Plan, held: Held, timeout: float) -> None:
     """Compare the digests of all replicas; a collective of the group.
 
     Raises
@@ -32,6 +28,8 @@ def compare_replicas(
         A rank was lost.
     """
     boxes = list(plan.replicated())
+    names = ((part.name, part.box) for part in held.parts)
+    values = dict(zip(names, held.values, strict=True))
     mine = np.zeros(len(boxes), np.uint64)
     for number, (name, box, holders) in enumerate(boxes):
         if ranks.rank in holders:

@@ -134,7 +134,8 @@ class Chunk:
         """Raise `UnsupportedError` unless name, box and content fit together."""
         tensor = self.tensor
         offsets, lengths = self.box
-        if tensor.shape != lengths or len(offsets) != len(lengths) or min(offsets, default=0) < 0:
+        negative = offsets and min(offsets) < 0
+        if tensor.shape != lengths or len(offsets) != len(lengths) or negative:
             raise UnsupportedError(
                 f"Part {self.box} of tensor {self.name!r} has content of shape "
                 f"{tuple(tensor.shape)}"

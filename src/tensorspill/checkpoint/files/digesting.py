@@ -41,7 +41,8 @@ class Digests:
     def __init__(self, sizes: Sequence[int], offsets: Sequence[int]) -> None:
         nbytes = np.array(sizes, "i8")
         #: Of each chunk.
-        self.spans = [digest_span(size) for size in sizes]
+        span_of = {size: digest_span(size) for size in set(sizes)}
+        self.spans = [span_of[size] for size in sizes]
         spans = np.array(self.spans, "i8")
         counts = -(-nbytes // np.maximum(spans, 1))
         self._first = np.concatenate([[0], np.cumsum(counts)])

@@ -1,11 +1,13 @@
-"""The body of a manifest as JSON values, and back with every value checked."""
+"""The body of a manifest as JSON, and back with every value checked."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 from collections.abc import Mapping
+from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tensorspill.checkpoint.files.chunks import Box
@@ -31,41 +33,58 @@ __all__ = ["body_of", "fields_of"]
 _LARGEST = 1 << 60
 
 
-def body_of(manifest: Manifest) -> dict[str, Any]:
-    """Return what goes into the JSON: lists where there are many, files by their number."""
+def body_of(manifest: Manifest) -> str:
+    """Return the JSON: lists where there are many, files by their number."""
     numbers = {file.name: number for number, file in enumerate(manifest.files)}
-    return {
-        "step": manifest.step,
-        "plan_digest": manifest.plan_digest,
-        "versions": dict(manifest.versions),
-        "files": [
-            [file.name, file.nbytes, file.header_bytes, f"{file.header_digest:016x}"]
-            for file in manifest.files
-        ],
-        "tensors": {
-            name: [
-                name_of(tensor.dtype),
-                tensor.shape,
-                [
-                    [
-                        box.box.offsets,
-                        box.box.lengths,
-                        numbers[box.file],
-                        box.offset,
-                        box.span,
-                        base64.b64encode(box.digests).decode(),
-                    ]
-                    for box in tensor.boxes
-                ],
+    fields = {
+        "step": _dumps(manifest.step),
+        "plan_digest": _dumps(manifest.plan_digest),
+        "versions": _dumps(dict(manifest.versions)),
+        "files": _dumps(
+            [
+                [file.name, file.nbytes, file.header_bytes, f"{file.header_digest:016x}"]
+                for file in manifest.files
             ]
-            for name, tensor in manifest.tensors.items()
-        },
-        "objects": {
-            name: [numbers[item.file], item.offset, item.nbytes, f"{item.digest:016x}"]
-            for name, item in manifest.objects.items()
-        },
-        "key_paths": {name: list(path) for name, path in manifest.key_paths.items()},
+        ),
+        "tensors": _tensors_of(manifest.tensors, numbers),
+        "objects": _dumps(
+            {
+                name: [numbers[item.file], item.offset, item.nbytes, f"{item.digest:016x}"]
+                for name, item in manifest.objects.items()
+            }
+        ),
+        "key_paths": _dumps(dict(manifest.key_paths)),
     }
+    return f"{{{','.join(f'{_dumps(name)}:{text}' for name, text in fields.items())}}}"
+
+
+def _tensors_of(tensors: Mapping[str, TensorRecord], numbers: Mapping[str, int]) -> str:
+    """Return the JSON of all tensors; by hand, since there may be very many."""
+    known: dict[tuple[int, ...], str] = {}
+
+    def sizes(of: tuple[int, ...]) -> str:
+        # Most tensors of a model have one of a few shapes.
+        text = known.get(of)
+        if text is None:
+            text = known[of] = f"[{','.join(map(str, of))}]"
+        return text
+
+    rows = []
+    for name, tensor in tensors.items():
+        boxes = [
+            f"[{sizes(box.box.offsets)},{sizes(box.box.lengths)},{numbers[box.file]},{box.offset},"
+            f'{box.span},"{binascii.b2a_base64(box.digests, newline=False).decode()}"]'
+            for box in tensor.boxes
+        ]
+        rows.append(
+            f'{encode_basestring_ascii(name)}:["{name_of(tensor.dtype)}",{sizes(tensor.shape)},'
+            f"[{','.join(boxes)}]]"
+        )
+    return f"{{{','.join(rows)}}}"
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def fields_of(body: Any) -> dict[str, Any]:

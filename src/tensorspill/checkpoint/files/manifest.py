@@ -79,7 +79,7 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of the file."""
         with collection_paused():
-            body = json.dumps(body_of(self), separators=(",", ":"))
+            body = body_of(self)
         return (
             f'{{"format":"tensorspill checkpoint 1","sequence":{self.sequence},'
             f'"sha256":"{_sha256(self.sequence, body.encode())}","manifest":\n{body}\n}}\n'
@@ -173,19 +173,19 @@ def _joined(
         if files.setdefault(each.file.name, each.file) is not each.file:
             raise UnsupportedError(f"File {each.file.name} was written twice")
         for name, dtype, box in each.boxes:
-            if name not in parts or shapes[name][0] is not dtype:
+            known = parts.get(name)
+            if known is None or shapes[name][0] is not dtype:
                 raise UnsupportedError(f"Tensor {name!r} of {dtype} was written and not planned")
-            parts[name].append(box)
+            known.append(box)
         for name, item in each.objects:
             if objects.setdefault(name, item) is not item:
                 raise UnsupportedError(f"Object {name!r} was written twice")
-    for name, boxes in parts.items():
-        if why := why_not_covered(shapes[name][1], [box.box for box in boxes]):
+    tensors = {}
+    for name, (dtype, shape) in shapes.items():
+        boxes = parts[name]
+        if why := why_not_covered(shape, [box.box for box in boxes]):
             raise UnsupportedError(f"Tensor {name!r} was not written as planned: {why}")
-    tensors = {
-        name: TensorRecord(dtype, tuple(shape), tuple(parts[name]))
-        for name, (dtype, shape) in shapes.items()
-    }
+        tensors[name] = TensorRecord(dtype, tuple(shape), tuple(boxes))
     return tensors, objects, list(files.values())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 
 from tensorspill.checkpoint.files.chunks import Box, Source, element_boxes
@@ -9,7 +11,7 @@ from tensorspill.checkpoint.files.chunks import Box, Source, element_boxes
 __all__ = ["gather", "is_plain", "raw", "scatter"]
 
 
-def is_plain(tensor: torch.Tensor | Source) -> bool:
+def is_plain(tensor: torch.Tensor | Source) -> TypeGuard[torch.Tensor]:
     """Whether a tensor's bytes are its values, in row-major order."""
     return (
         isinstance(tensor, torch.Tensor)

@@ -18,7 +18,7 @@ from tensorspill.checkpoint.files.chunks import Chunk, ObjectChunk
 from tensorspill.checkpoint.files.digesting import Digests
 from tensorspill.checkpoint.files.durable import sync_folder
 from tensorspill.checkpoint.files.engines import Engines
-from tensorspill.checkpoint.files.layout import FileLayout, Header, lay_out
+from tensorspill.checkpoint.files.layout import FileLayout, Layouts, lay_out
 from tensorspill.checkpoint.files.moving import gather, is_plain
 from tensorspill.checkpoint.files.names import is_file_name
 from tensorspill.checkpoint.files.pipeline import Pipeline
@@ -56,6 +56,7 @@ def write_file(
     engine: Engine | Engines,
     staging: BufferPool,
     progress: Callable[[int], None] | None = None,
+    layouts: Layouts | None = None,
 ) -> Written:
     """Write a safetensors file; it is durable when this returns.
 
@@ -74,6 +75,8 @@ def write_file(
         least, better 32 MiB, if there is such content.
     progress : callable, optional
         Called in this thread with the bytes written so far, as blocks complete.
+    layouts : Layouts, optional
+        Of files that were written before: one of the same chunks need not be laid out again.
 
     Raises
     ------
@@ -84,7 +87,7 @@ def write_file(
         raise UnsupportedError(f"{name!r} is no name for a file of a checkpoint", path=folder)
     begun = time.perf_counter()
     with collection_paused():
-        layout = lay_out(chunks, objects)
+        layout = lay_out(chunks, objects, layouts)
     host = engine.host if isinstance(engine, Engines) else engine
     inside = os.path.relpath(
         os.path.join(os.path.realpath(folder), name), os.path.realpath(host.folder)
@@ -144,7 +147,6 @@ class _Writer:
         self._slot: Slot | None = None
         self._pipeline = Pipeline(DEPTH)
         self._digests = Digests(layout.sizes, layout.offsets)
-        self._header = Header(layout)
         self._records: list[tuple[str, torch.dtype, BoxRecord]] = []
         self._file_name = ""
 
@@ -154,14 +156,14 @@ class _Writer:
         self._records = []
         self._file_name = name
         with self._pipeline:
-            for lane, group in groupby(layout.chunks, self._lane):
+            for lane, group in groupby(self._lanes()):
                 last = first + len(list(group))
                 if lane is None:
                     self._write_staged(first, last)
                 else:
                     self._write_in_place(lane, first, last)
                 first = last
-            header = self._header.finish()
+            header = layout.header()
             self._write_bytes([(header, 0)])
             self._write_bytes([(item.data, offset) for item, offset in layout.objects])
             # While the last transfers are under way.
@@ -181,7 +183,7 @@ class _Writer:
             return
         part = slice(first, last)
         with collection_paused():
-            self._header.add(last)
+            layout.describe(last)
             self._records += [
                 (
                     chunk.name,
@@ -211,11 +213,12 @@ class _Writer:
             if engine is not self._host:
                 file.close()
 
-    def _lane(self, chunk: Chunk) -> Engine | None:
-        """Return the engine that moves a chunk from where it is; None if it has to be staged."""
-        tensor = chunk.tensor
-        if not isinstance(tensor, torch.Tensor) or not is_plain(tensor):
-            return None
+    def _lanes(self) -> list[Engine | None]:
+        """Return the engine that moves each chunk from where it is; None if it has to be staged."""
+        tensors = [chunk.tensor for chunk in self._layout.chunks]
+        return [self._lane(tensor) if is_plain(tensor) else None for tensor in tensors]
+
+    def _lane(self, tensor: torch.Tensor) -> Engine | None:
         if tensor.is_cpu:
             return self._host
         return self._engine.direct(tensor.device) if isinstance(self._engine, Engines) else None
