@@ -32,6 +32,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 #: Beyond the files of any file system, and far enough from 2**63 for rounding.
 LARGEST_OFFSET = 1 << 62
+_LARGEST = (1 << 63) - 1
 
 
 class Batch:
@@ -43,27 +44,23 @@ class Batch:
         The requests, in order.
     files : tuple of File
         What the column ``file`` indexes.
-    nbytes : int
-        Bytes of all requests.
+    nbytes, bytes_written : int
+        Bytes of all requests, and of those that go to files; the rest are read.
     keep : tuple
         Storages and buffers that own the memory; alive as long as the batch.
     """
 
-    __slots__ = ("files", "keep", "nbytes", "table")
+    __slots__ = ("bytes_written", "files", "keep", "nbytes", "table")
 
     def __init__(self, table: NDArray[Any], files: tuple[File, ...], keep: tuple[Any, ...]) -> None:
         self.table = table
         self.files = files
         self.keep = keep
         self.nbytes = int(table["nbytes"].sum())
+        self.bytes_written = int(table["nbytes"] @ (table["write"] != 0))
 
     def __len__(self) -> int:
         return len(self.table)
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes that go to files; the rest are read."""
-        return int(self.table["nbytes"][self.table["write"] != 0].sum())
 
 
 def lower(requests: Iterable[Request], device: torch.device) -> Batch:
@@ -93,7 +90,8 @@ def lower(requests: Iterable[Request], device: torch.device) -> Batch:
     _fill_ranges(table, requests, np.array(available, "i8"))
     table["write"] = [bool(request.write) for request in requests]
     _check_modes(table, files)
-    _check_overlaps(table, files)
+    if len(table) > 1:
+        _check_overlaps(table, files)
     return Batch(table, files, tuple(owners))
 
 
@@ -151,7 +149,7 @@ def _fill_ranges(
     table: NDArray[Any], requests: list[Request], available: NDArray[np.int64]
 ) -> None:
     """Fill in offsets and sizes, which must lie inside the buffers and in a file's reach."""
-    largest = np.iinfo("i8").max
+    largest = _LARGEST
     sizes = [largest if request.nbytes is None else request.nbytes for request in requests]
     offsets = [request.offset for request in requests]
     try:
@@ -237,17 +235,19 @@ def _bad_range(request: Request, nbytes: int, available: int) -> UnsupportedErro
 
 
 def _check_modes(table: NDArray[Any], files: Sequence[File]) -> None:
-    for index, file in enumerate(files):
-        writes = table["write"][table["file"] == index]
-        if not file.writable and bool(writes.any()):
-            raise UnsupportedError("The file was opened for reading only", path=file.path)
+    fixed = [index for index, file in enumerate(files) if not file.writable]
+    if not fixed or not table["write"].any():
+        return
+    for index in fixed:
+        if table["write"][table["file"] == index].any():
+            raise UnsupportedError("The file was opened for reading only", path=files[index].path)
 
 
 def _check_overlaps(table: NDArray[Any], files: Sequence[File]) -> None:
     """Refuse two requests that share memory one of them reads into, or file bytes one writes."""
     writes = table["write"] != 0
     pair = _overlap(table["addr"], table["nbytes"], changed=~writes)
-    if pair is None:
+    if pair is None and writes.any() and (len(files) == 1 or _may_overlap(table)):
         for index in range(len(files)):
             rows = np.flatnonzero(table["file"] == index)
             found = _overlap(table["offset"][rows], table["nbytes"][rows], changed=writes[rows])
@@ -262,6 +262,14 @@ def _check_overlaps(table: NDArray[Any], files: Sequence[File]) -> None:
             offset=int(row["offset"]),
             nbytes=int(row["nbytes"]),
         )
+
+
+def _may_overlap(table: NDArray[Any]) -> bool:
+    """Whether any two requests share bytes of a file, written or not: one look at all files."""
+    used = table[table["nbytes"] > 0]
+    order = np.lexsort((used["offset"], used["file"]))
+    file, begin, nbytes = (used[name][order] for name in ("file", "offset", "nbytes"))
+    return bool(np.any((file[1:] == file[:-1]) & (begin[1:] < begin[:-1] + nbytes[:-1])))
 
 
 def _overlap(

@@ -101,7 +101,8 @@ class Ledger:
             batch, token, begun = self._live.pop(transfer)
             live_ranges.remove(token)
             for path, moved in paths.items():
-                self._paths[path] = self._paths.get(path, PathStatistics()) + moved
+                known = self._paths.get(path)
+                self._paths[path] = moved if known is None else known + moved
             if error is None:
                 self._counts["bytes_written"] += batch.bytes_written
                 self._counts["bytes_read"] += batch.nbytes - batch.bytes_written

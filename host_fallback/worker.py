@@ -156,7 +156,7 @@ class Worker:
 
     def _end_jobs(self, context: Context, active: dict[int, Job], numbers: list[int]) -> None:
         ring = context.ring
-        ended = [int(number) for number in ring.ended[: ring.state[ENDED]]]
+        ended = ring.ended[: ring.state[ENDED]].tolist()
         ring.state[ENDED] = 0
         for number in ended:
             job = active.pop(number)
@@ -167,14 +167,14 @@ class Worker:
 
 def _take_latencies(latency: np.ndarray[Any, Any]) -> dict[Path, Latencies]:
     """Return the times of each path's operations since the last call, and reset them."""
-    taken = {path: Latencies(latency[path].copy()) for path in Path if latency[path].any()}
-    for path in taken:
-        latency[path] = 0
+    used = latency.any(axis=1).tolist()
+    taken = {path: Latencies(latency[path].copy()) for path in Path if used[path]}
+    latency[:] = 0
     return taken
 
 
 def _take_busy(busy: np.ndarray[Any, Any]) -> dict[Path, float]:
     """Return the seconds that each path was busy since the last call, and reset them."""
-    seconds = {path: float(busy[path, 2]) / 1e9 for path in Path}
+    seconds = {path: ns / 1e9 for path, ns in zip(Path, busy[:, 2].tolist(), strict=True)}
     busy[:, 2] = 0
     return seconds
