@@ -22,7 +22,7 @@ class File:
     path : str
         Absolute path.
     fd : int
-        Descriptor without O_DIRECT, owned by this object.
+        A descriptor, owned by this object; it may be one with O_DIRECT.
     writable : bool
         Whether the mode allows writes.
     ledger : Ledger

@@ -11,6 +11,8 @@ from tensorspill.errors import BrokenError, UnsupportedError
 __all__ = ["FILE_MODE", "MODES", "Folder"]
 
 FILE_MODE = 0o600
+#: Parts that a name may not have.
+_LEADS_ELSEWHERE = frozenset(("", ".", ".."))
 
 #: Mode → flags. "w" may also be read from: what was written is usually read back.
 MODES: dict[str, int] = {
@@ -58,9 +60,8 @@ class Folder:
         BrokenError
             The operating system refused; `MissingFileError` if there is no such file.
         """
-        path = os.path.join(self.path, name)
         parts = name.split("/")
-        if any(part in ("", ".", "..") for part in parts) or "\0" in name:
+        if not _LEADS_ELSEWHERE.isdisjoint(parts) or "\0" in name:
             raise UnsupportedError(f"The name {name!r} does not stay in the folder", path=self.path)
         parent = self.fd
         try:
@@ -74,6 +75,7 @@ class Folder:
                 parts[-1], flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE, dir_fd=parent
             )
         except OSError as error:
+            path = os.path.join(self.path, name)
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise UnsupportedError("Links in a folder are not followed", path=path) from error
             raise BrokenError.from_oserror(error, "Can't open the file", path=path) from error

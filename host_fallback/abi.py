@@ -25,11 +25,14 @@ class SystemCalls:
     io_getevents: int
     io_submit: int
     statx: int
+    openat: int
 
 
 _BY_ARCHITECTURE = {
-    "x86_64": SystemCalls(206, 207, 208, 209, 332),
-    "aarch64": SystemCalls(io_setup=0, io_destroy=1, io_getevents=4, io_submit=2, statx=291),
+    "x86_64": SystemCalls(206, 207, 208, 209, 332, 257),
+    "aarch64": SystemCalls(
+        io_setup=0, io_destroy=1, io_getevents=4, io_submit=2, statx=291, openat=56
+    ),
 }
 
 #: ``struct iocb``.

@@ -8,6 +8,7 @@ import functools
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tensorspill.host_fallback.abi import system_calls
@@ -20,7 +21,8 @@ CAUTIOUS = 4096
 # linux/stat.h
 _AT_EMPTY_PATH = 0x1000
 _STATX_DIOALIGN = 0x2000
-_STATX_MASK_AT, _STATX_MEM_AT, _STATX_OFFSET_AT = 0x00, 0x98, 0x9C
+#: ``struct statx``: its mask, and at 0x98 the alignments of memory and offsets.
+_STATX = struct.Struct("=I148xII96x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +65,26 @@ def is_paravirtual(fd: int) -> bool:
     staging blocks, which are in huge pages (benchmarks/host_path.py). Drives of the machine's own
     were not measured.
     """
-    return _is_below_virtio(_block_device(fd))
+    return _is_below_virtio(os.fstat(fd).st_dev)
 
 
 @functools.cache
-def _is_below_virtio(device: str) -> bool:
+def _is_below_virtio(device: int) -> bool:
     """Follow a device's place in sysfs; once, since that is a dozen system calls."""
-    return "/virtio" in os.path.realpath(device)
+    return "/virtio" in os.path.realpath(_in_sysfs(device))
 
 
-def _block_device(fd: int) -> str:
-    """Return the place in sysfs of the block device that a file is on; there may be none."""
-    device = os.fstat(fd).st_dev
+def _in_sysfs(device: int) -> str:
+    """Return the place in sysfs of the block device that files are on; there may be none."""
     return f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
 
 
 def _from_statx(fd: int) -> tuple[bool, Alignment | None]:
     """Ask the file system (Linux 6.1 and later); return whether it answered, and its answer."""
-    buffer = ctypes.create_string_buffer(256)
-    number = ctypes.c_long(system_calls().statx)
-    if _libc().syscall(number, fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, buffer) != 0:
+    buffer = ctypes.create_string_buffer(_STATX.size)
+    if _system_call()(_statx_number(), fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, buffer) != 0:
         return False, None
-    mask, memory, offset = (
-        struct.unpack_from("=I", buffer, at)[0]
-        for at in (_STATX_MASK_AT, _STATX_MEM_AT, _STATX_OFFSET_AT)
-    )
+    mask, memory, offset = _STATX.unpack(buffer)
     if not mask & _STATX_DIOALIGN:
         return False, None
     # Both zero: this file has no direct I/O, although open() accepted the flag.
@@ -95,13 +92,18 @@ def _from_statx(fd: int) -> tuple[bool, Alignment | None]:
 
 
 @functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+def _system_call() -> Callable[..., int]:
+    return ctypes.CDLL(None).syscall
+
+
+@functools.cache
+def _statx_number() -> ctypes.c_long:
+    return ctypes.c_long(system_calls().statx)
 
 
 def _from_sysfs(fd: int) -> Alignment | None:
     """Take the logical block size of the block device below, a partition's from its drive."""
-    folder = _block_device(fd)
+    folder = _in_sysfs(os.fstat(fd).st_dev)
     for queue in (f"{folder}/queue", f"{folder}/../queue"):
         try:
             with open(f"{queue}/logical_block_size", encoding="ascii") as file:

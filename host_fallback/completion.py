@@ -7,7 +7,14 @@ from typing import Any
 
 from tensorspill.host_fallback.abi import PREAD, PREADV, PWRITE, PWRITEV
 from tensorspill.host_fallback.layout import Path
-from tensorspill.host_fallback.operation import count, settle, stopped, synchronous, tables
+from tensorspill.host_fallback.operation import (
+    buffered,
+    count,
+    settle,
+    stopped,
+    synchronous,
+    tables,
+)
 from tensorspill.host_fallback.ring_state import ENDED, FREE, FREE_STAGING, PENDING, VECTORS
 from tensorspill.jit import compiled
 
@@ -105,9 +112,12 @@ def _drop_pieces(ring: Any, number: int, done: int) -> None:
 
 
 @compiled
-def _through_page_cache(ring: Any, number: int, fd: int) -> int:
+def _through_page_cache(ring: Any, number: int) -> int:
     """Move what an operation wants by pread or pwrite; return 0 or an errno."""
     slot, vectors = ring.slots[number], ring.vectors[number]
+    fd = buffered(ring, slot.job, slot.file)
+    if fd < 0:
+        return -fd
     offset, left = slot.offset, slot.want
     for i in range(slot.pieces):
         length = min(left, vectors[i, 1])
@@ -142,7 +152,7 @@ def complete(ring: Any, number: int, res: int) -> None:
         code = -res
         if refused or res >= 0:
             path = _REFUSED
-            code = _through_page_cache(ring, number, file.buffered)
+            code = _through_page_cache(ring, number)
         if code:
             # Name the callers' bytes and not the blocks around them.
             stop = begin + want

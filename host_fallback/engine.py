@@ -78,10 +78,7 @@ class AioEngine(Engine):
             worker.put(job)
 
     def _jobs(self, batch: Batch, progress: Progress) -> list[Job]:
-        files = cast(Sequence[AioFile], batch.files)
-        table = np.array(
-            [(f.direct_fd, f.fd, f.memory_alignment, f.granule, f.exclusive) for f in files], FILE
-        )
+        table = np.array([_row(file) for file in cast(Sequence[AioFile], batch.files)], FILE)
         requests = batch.table
         if not requests["nbytes"].all():
             requests = requests[requests["nbytes"] > 0]
@@ -120,6 +117,20 @@ class AioEngine(Engine):
 
     def _extra(self) -> dict[str, Any]:
         return {"staging_bytes": sum(worker.staging_bytes for worker in self._workers)}
+
+
+def _row(file: AioFile) -> tuple[int, ...]:
+    """Return a file's `FILE` record."""
+    fds = file.descriptors
+    return (
+        fds.direct,
+        fds.buffered,
+        fds.any,
+        fds.flags,
+        file.memory_alignment,
+        file.granule,
+        file.exclusive,
+    )
 
 
 def _shut_down(ledger: Ledger, workers: list[Worker]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from tensorspill.engine.ledger import Ledger
 from tensorspill.engine.statistics import PathStatistics
 from tensorspill.engine.transfer import Transfer
 from tensorspill.errors import BrokenError
+from tensorspill.host_fallback.file import AioFile
 from tensorspill.host_fallback.layout import SEGMENT, WHY, Path
 
 __all__ = ["Job", "Progress", "split"]
@@ -57,10 +58,15 @@ class Progress:
                     self._error = error
             for path, moved in paths:
                 name = path.name.lower()
-                self._paths[name] = self._paths.get(name, PathStatistics()) + moved
+                known = self._paths.get(name)
+                self._paths[name] = moved if known is None else known + moved
             if self._left:
                 return
         self._ledger.end(self._transfer, self._error, self._paths)
+
+    def adopt(self, file: int, fd: int) -> None:
+        """Give one of the batch's files a descriptor without O_DIRECT."""
+        cast(AioFile, self._batch.files[file]).descriptors.adopt(fd)
 
     def error(self, code: int, file: int, offset: int, nbytes: int, write: bool) -> BrokenError:
         """Return the error for an errno at a place in one of the batch's files."""
@@ -85,6 +91,7 @@ class Job:
         self.files = files
         self.progress = progress
         self.segments: Table = np.zeros(0, SEGMENT)
+        self._lacking = files["buffered"] < 0
 
     def cut(self, cutter: Callable[[Table, Table, Table, int], int], pack_below: int) -> None:
         """Fill `segments`; runs in the worker, since it needs the compiled cutter."""
@@ -105,10 +112,11 @@ class Job:
         self, row: Any, moved: Table, busy: dict[Path, float], latencies: dict[Path, Latencies]
     ) -> None:
         """Read the outcome from the record and account it."""
+        self._hand_over()
         paths = [
-            (path, _path_statistics(path, moved[path], busy[path], latencies.get(path)))
-            for path in Path
-            if moved[path].any()
+            (path, _path_statistics(path, counts, busy[path], latencies.get(path)))
+            for path, counts in zip(Path, moved.tolist(), strict=True)
+            if any(counts)
         ]
         error: BaseException | None = None
         if row["error"]:
@@ -125,8 +133,16 @@ class Job:
         self.progress.part_ended(error, paths)
 
     def fail(self, error: BaseException) -> None:
-        """End the job without its having run."""
+        """End the job without its having run to its end."""
+        self._hand_over()
         self.progress.part_ended(error, ())
+
+    def _hand_over(self) -> None:
+        """Give files the descriptors that a ring has opened for them."""
+        opened = self._lacking & (self.files["buffered"] >= 0)
+        self._lacking &= ~opened
+        for number in np.flatnonzero(opened).tolist():
+            self.progress.adopt(number, int(self.files["buffered"][number]))
 
     def _writes_at(self, file: int, offset: int) -> bool:
         segments = self.segments
@@ -139,9 +155,9 @@ class Job:
 
 
 def _path_statistics(
-    path: Path, moved: Table, seconds: float, latencies: Latencies | None
+    path: Path, counts: list[int], seconds: float, latencies: Latencies | None
 ) -> PathStatistics:
-    nbytes, io_bytes, operations, slowest = (int(value) for value in moved)
+    nbytes, io_bytes, operations, slowest = counts
     return PathStatistics(
         nbytes,
         io_bytes,

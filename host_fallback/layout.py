@@ -44,12 +44,15 @@ WHY: dict[Path, str] = {
     Path.REFUSED: "the file system refused a direct operation, or ended it in mid-block",
 }
 
-#: A file of a batch. `direct` is -1 without O_DIRECT; `granule` is the unit of whole blocks in
+#: A file of a batch. `direct` is -1 without O_DIRECT; `buffered` is negative until it is needed,
+#: when a ring opens what `held` is open for, with `flags`; `granule` is the unit of whole blocks in
 #: bytes; `exclusive` is 1 if blocks are never shared between requests, so that writes may pad.
 FILE = np.dtype(
     [
         ("direct", "i4"),
         ("buffered", "i4"),
+        ("held", "i4"),
+        ("flags", "i4"),
         ("memory", "i8"),
         ("granule", "i8"),
         ("exclusive", "i8"),

@@ -1,4 +1,4 @@
-"""Compiled steps of one operation: copying, pread and pwrite, accounting."""
+"""Compiled steps of one operation: copying, opening, pread and pwrite, accounting."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from numba import carray
 from tensorspill.engine.batch import REQUEST
 from tensorspill.engine.latencies import BUCKETS, FIRST_BITS, STEP_BITS
 from tensorspill.host_fallback import libc
+from tensorspill.host_fallback.abi import system_calls
 from tensorspill.host_fallback.layout import FILE
+from tensorspill.host_fallback.ring_state import NAME
 from tensorspill.jit import compiled
 
-__all__ = ["copy", "count", "settle", "started", "stopped", "synchronous", "tables"]
+__all__ = ["buffered", "copy", "count", "settle", "started", "stopped", "synchronous", "tables"]
 
+_OPENAT = system_calls().openat
+_NUMBER_AT, _ZERO = len(NAME), ord("0")
 _EINTR, _ENODATA, _EIO = errno.EINTR, errno.ENODATA, errno.EIO
 
 Array = np.ndarray[Any, Any]
@@ -67,6 +71,35 @@ def tables(ring: Any, job: int) -> tuple[Array, Array]:
     requests = carray(libc.at(row.requests), 1 << 40, REQUEST)
     files = carray(libc.at(row.files), 1 << 20, FILE)
     return requests, files
+
+
+@compiled
+def buffered(ring: Any, job: int, number: int) -> int:
+    """Return a file's descriptor without O_DIRECT, opened if need be, or minus an errno."""
+    _, files = tables(ring, job)
+    file = files[number]
+    if file.buffered < 0:
+        _write_number(ring.name, file.held)
+        file.buffered = -_EINTR
+        while file.buffered == -_EINTR:
+            fd = libc.syscall(_OPENAT, 0, ring.name.ctypes.data, file.flags, 0, 0)
+            file.buffered = fd if fd >= 0 else -libc.errno()
+    return int(file.buffered)
+
+
+@compiled
+def _write_number(name: Array, number: int) -> None:
+    """Write a number behind the folder of open files, as text that ends with a zero."""
+    end = _NUMBER_AT + 1
+    rest = number // 10
+    while rest:
+        end += 1
+        rest //= 10
+    name[end] = 0
+    while end > _NUMBER_AT:
+        end -= 1
+        name[end] = _ZERO + number % 10
+        number //= 10
 
 
 @compiled

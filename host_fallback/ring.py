@@ -20,7 +20,15 @@ from tensorspill.host_fallback import libc
 from tensorspill.host_fallback.abi import system_calls
 from tensorspill.host_fallback.completion import IOCB_BYTES, complete, fail, fill_iocb, note_end
 from tensorspill.host_fallback.layout import SEGMENT, Mode
-from tensorspill.host_fallback.operation import copy, count, started, stopped, synchronous, tables
+from tensorspill.host_fallback.operation import (
+    buffered,
+    copy,
+    count,
+    started,
+    stopped,
+    synchronous,
+    tables,
+)
 from tensorspill.host_fallback.ring_state import (
     COUNT,
     ENDED,
@@ -128,12 +136,14 @@ def _join_pieces(ring: Any, job: int, number: int) -> None:
 def _buffered_block(ring: Any, job: int, segment: Any, length: int) -> None:
     """Move the next block of a buffered segment now."""
     row = ring.jobs[job]
-    _, files = tables(ring, job)
     offset = segment.offset + row.position
     started(ring, segment.path)
-    fd = files[segment.file].buffered
     begun = libc.nanoseconds(ring.clock)
-    code = synchronous(fd, segment.write != 0, segment.addr + row.position, offset, length)
+    fd = buffered(ring, job, segment.file)
+    if fd < 0:
+        code = -fd
+    else:
+        code = synchronous(fd, segment.write != 0, segment.addr + row.position, offset, length)
     stopped(ring, segment.path)
     if code:
         fail(ring, job, code, segment.file, offset, length)
@@ -172,8 +182,8 @@ def _fill(ring: Any) -> bool:
             continue
         segment = carray(libc.at(row.segments), row.n_segments, SEGMENT)[row.segment]
         length = min(ring.block, segment.nbytes - row.position)
-        buffered = segment.mode == _BUFFERED
-        if buffered:
+        waits = segment.mode == _BUFFERED
+        if waits:
             _buffered_block(ring, job, segment, length)
             _step(row, segment, length)
         elif state[FREE] == 0 or (segment.mode != _DIRECT and state[FREE_STAGING] == 0):
@@ -182,7 +192,7 @@ def _fill(ring: Any) -> bool:
             _queue_block(ring, job, segment, length)
             if segment.mode != _DIRECT and segment.write != 0:
                 return False
-        if buffered and state[IN_FLIGHT] + state[PENDING] + state[ENDED] > 0:
+        if waits and state[IN_FLIGHT] + state[PENDING] + state[ENDED] > 0:
             return False
     return True
 

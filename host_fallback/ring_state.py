@@ -21,6 +21,7 @@ __all__ = [
     "HEAD",
     "IN_FLIGHT",
     "JOBS",
+    "NAME",
     "PENDING",
     "VECTORS",
     "Ring",
@@ -38,6 +39,11 @@ VECTORS = 64
 
 #: How long to wait for a completion while the queue has room, in nanoseconds.
 PATIENCE = 2_000_000
+
+#: Where a process finds the files that it has open.
+NAME = b"/proc/self/fd/"
+#: Room for a number and the zero behind it.
+_DIGITS = 18
 
 Array = np.ndarray[Any, Any]
 
@@ -75,6 +81,8 @@ class Ring(NamedTuple):
     timeout, clock : ndarray of int64
         A ``timespec`` for waiting while the queue is not full; scratch space for reading the clock,
         and, third, when completions were last taken.
+    name : ndarray of uint8
+        ``/proc/self/fd/`` and room for a number, by which an open file is opened again.
     """
 
     context: int
@@ -97,6 +105,7 @@ class Ring(NamedTuple):
     inbox: Array
     timeout: Array
     clock: Array
+    name: Array
 
 
 def new_ring(context: int, block_bytes: int, depth: int) -> Ring:
@@ -124,4 +133,5 @@ def new_ring(context: int, block_bytes: int, depth: int) -> Ring:
         inbox=np.zeros(1, "i8"),
         timeout=np.array([0, PATIENCE], "i8"),
         clock=np.zeros(3, "i8"),
+        name=np.frombuffer(bytearray(NAME + bytes(_DIGITS)), "u1"),
     )

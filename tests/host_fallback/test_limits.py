@@ -113,7 +113,8 @@ def test_no_descriptor_left(tmp_path: Path, spare):
         lowest = os.dup(0)
         os.close(lowest)
         before = descriptors()
-        for name, mode in (("new", "w"), ("kept", "r+")):
+        # A file that is there takes a second one only when something needs it.
+        for name, mode in (("new", "w"), ("kept", "r+"))[: 2 - spare]:
             limit = resource_limit(resource.RLIMIT_NOFILE, lowest + spare)
             with limit, pytest.raises(BrokenError) as caught:
                 engine.open(name, mode)
@@ -124,6 +125,48 @@ def test_no_descriptor_left(tmp_path: Path, spare):
         assert not (tmp_path / "new").exists()
         assert (tmp_path / "kept").stat().st_size == 5000
         assert usable(engine)
+
+
+def test_no_descriptor_left_for_the_page_cache(tmp_path: Path):
+    content = random_bytes(5000)
+    with aio(tmp_path, threads=2) as engine:
+        with engine.open("x", "w") as file:
+            write(engine, file, content)
+        lowest = os.dup(0)
+        os.close(lowest)
+        before = descriptors()
+        with engine.open("x", "r+") as file:
+            if file.descriptors.buffered >= 0:
+                pytest.skip("no direct I/O in the temporary folder")
+            assert torch.equal(read(engine, file, 5000), content)
+            assert descriptors() == before + 1
+            with (
+                resource_limit(resource.RLIMIT_NOFILE, lowest + 1),
+                pytest.raises(BrokenError) as caught,
+            ):
+                write(engine, file, content.flip(0))
+            assert caught.value.errno == errno.EMFILE
+            assert (caught.value.path, caught.value.nbytes) == (str(tmp_path / "x"), 904)
+            for shift in (0, 1, 2):
+                write(engine, file, content, shift)
+                assert torch.equal(read(engine, file, 5000, shift), content)
+            assert descriptors() == before + 2
+        assert descriptors() == before
+
+
+def test_a_file_that_was_renamed_is_opened_again(tmp_path: Path):
+    """For the page cache; by the descriptor that there is, not by its name."""
+    content = random_bytes(5000)
+    (tmp_path / "x").write_bytes(bytes(5000))
+    with aio(tmp_path) as engine, engine.open("x", "r+") as file:
+        (tmp_path / "x").rename(tmp_path / "y")
+        (tmp_path / "x").write_bytes(b"another")
+        write(engine, file, content)
+        assert (tmp_path / "y").read_bytes() == bytes(content.numpy())
+        assert (tmp_path / "x").read_bytes() == b"another"
+        (tmp_path / "y").unlink()
+        write(engine, file, content.flip(0), 1)
+        assert torch.equal(read(engine, file, 5000, 1), content.flip(0))
 
 
 def test_no_descriptor_left_for_an_engine(tmp_path: Path):

@@ -15,7 +15,7 @@ BASE = 1 << 30
 
 def cut_all(rows, *, direct=True, exclusive=False, pack_below=PACK_BELOW):
     requests = np.array(rows, REQUEST)
-    files = np.array([(3 if direct else -1, 4, MEMORY, GRANULE, exclusive)], FILE)
+    files = np.array([(3 if direct else -1, 4, 4, 0, MEMORY, GRANULE, exclusive)], FILE)
     segments = np.zeros(3 * len(requests) + 1, SEGMENT)
     return requests, segments[: cut(requests, files, segments, pack_below)]
 
