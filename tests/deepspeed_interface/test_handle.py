@@ -4,6 +4,7 @@ import errno
 import gc
 import itertools
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tensorspill.errors import (
     UnsupportedError,
 )
 from tests.deepspeed_interface.helpers import fresh
-from tests.faults.file_systems import small_file_system
+from tests.faults import descriptors, resource_limit, small_file_system
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_validation(handle: AioHandle, tmp_path: Path) -> None:
     changed = data.clone()
     handle.pwrite(changed, path, True, True)
     # The buffer belongs to the operation until wait: this is what validation is there to find.
-    handle._pending[0]._transfer.result()
+    handle._batching.finish()
     changed[5000] ^= 1
     with pytest.raises(CorruptError):
         handle.wait()
@@ -194,16 +195,21 @@ def test_dropping_a_handle_with_work_under_way(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == data.numpy().tobytes()
 
 
-def test_no_descriptor_is_left(tmp_path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    for turn in range(3):
-        handle = AioHandle()
-        for i in range(150):  # more than are kept open
-            handle.async_pwrite(fresh(100, i), str(tmp_path / f"{i}"))
-        assert handle.wait() == 150
-        del handle
-        gc.collect()
-        assert len(os.listdir("/proc/self/fd")) == before, turn
+@pytest.mark.parametrize("nbytes", [100, 8192])
+def test_no_descriptor_is_left(tmp_path: Path, nbytes: int) -> None:
+    before = descriptors()
+    with resource_limit(resource.RLIMIT_NOFILE, before + 500):
+        for turn in range(3):
+            handle = AioHandle()
+            for i in range(600):  # more than are kept open, or could be
+                handle.async_pwrite(fresh(nbytes, i), str(tmp_path / f"{i}"))
+            assert handle.wait() == 600
+            back = torch.zeros(nbytes, dtype=torch.uint8)
+            handle.sync_pread(back, str(tmp_path / "7"))
+            assert torch.equal(back, fresh(nbytes, 7))
+            del handle
+            gc.collect()
+            assert descriptors() == before, turn
 
 
 # -- memory ------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,8 +18,9 @@ from tensorspill.opening import open_engine
 
 __all__ = ["Files", "path_of"]
 
-#: Files kept open; a model has one for each parameter, and a process may open about a thousand.
-KEPT_OPEN = 128
+#: Files are kept open, since a model has one for each parameter: an eighth as many as the process
+#: may open at a time, but not less nor more than this.
+FEWEST_KEPT, MOST_KEPT = 128, 8192
 
 
 class Files:
@@ -25,14 +28,18 @@ class Files:
 
     Parameters
     ----------
-    options : dict
+    let_go : callable, optional
+        Called with a file that is to be closed, so that whoever means to use it does so first.
+    **options
         Of the engines for host memory, see `open_engine`.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, let_go: Callable[[File], None] | None = None, **options: Any) -> None:
+        self._let_go = let_go
         self._options = options
         self._engines: dict[tuple[str, torch.device], Engine] = {}
-        self._files: OrderedDict[tuple[str, torch.device, bool], File] = OrderedDict()
+        self._files: OrderedDict[tuple[str, torch.device, bool], _Kept] = OrderedDict()
+        self._most = _kept_open()
         self._lock = threading.Lock()
 
     def readable(self, path: str, device: torch.device) -> tuple[Engine, File]:
@@ -79,12 +86,14 @@ class Files:
     def _file(
         self, path: str, device: torch.device, mode: str, size: int | None
     ) -> tuple[Engine, File]:
-        key = (path, device, mode != "r")
-        file = self._files.get(key)
-        if file is None or not _still_there(path, file, size):
-            return self._open(path, device, mode, size)
-        self._files.move_to_end(key)
-        return self._engine(os.path.dirname(path), device), file
+        # What is open for writing can be read from as well.
+        for writable in (True, False) if mode == "r" else (True,):
+            key = (path, device, writable)
+            kept = self._files.get(key)
+            if kept is not None and kept.is_at(path, size):
+                self._files.move_to_end(key)
+                return kept.engine, kept.file
+        return self._open(path, device, mode, size)
 
     def _open(
         self, path: str, device: torch.device, mode: str, size: int | None
@@ -94,12 +103,17 @@ class Files:
         file = engine.open(name, mode, size)
         key = (path, device, mode != "r")
         stale = self._files.pop(key, None)
-        self._files[key] = file
+        self._files[key] = _Kept.of(engine, file)
         if stale is not None:
-            stale.close()
-        while len(self._files) > KEPT_OPEN:
-            self._files.popitem(last=False)[1].close()
+            self._close(stale.file)
+        while len(self._files) > self._most:
+            self._close(self._files.popitem(last=False)[1].file)
         return engine, file
+
+    def _close(self, file: File) -> None:
+        if self._let_go is not None:
+            self._let_go(file)
+        file.close()
 
     def _engine(self, folder: str, device: torch.device) -> Engine:
         engine = self._engines.get((folder, device))
@@ -110,17 +124,37 @@ class Files:
         return engine
 
 
-def _still_there(path: str, file: File, size: int | None) -> bool:
-    """Whether the path still names the open file, and that is long enough."""
-    if file.closed:
-        return False
-    try:
-        named = os.stat(path)
-    except OSError:
-        return False
-    held = os.fstat(file.fd)
-    same = (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
-    return same and (size is None or held.st_size >= size)
+class _Kept(NamedTuple):
+    """An open file, its engine, and which file of which file system it is."""
+
+    engine: Engine
+    file: File
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, engine: Engine, file: File) -> _Kept:
+        held = os.fstat(file.fd)
+        return cls(engine, file, held.st_dev, held.st_ino)
+
+    def is_at(self, path: str, size: int | None) -> bool:
+        """Whether the path still names the open file, and that is long enough."""
+        if self.file.closed:
+            return False
+        try:
+            named = os.stat(path)
+        except OSError:
+            return False
+        same = (named.st_dev, named.st_ino) == (self.device, self.inode)
+        return same and (size is None or named.st_size >= size)
+
+
+def _kept_open() -> int:
+    """Return how many files are kept open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return MOST_KEPT
+    return min(max(FEWEST_KEPT, limit // 8), MOST_KEPT)
 
 
 def path_of(fd: int) -> str:

@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 
 import torch
 
+from tensorspill.deepspeed.batching import Batching, Group
 from tensorspill.deepspeed.files import Files, path_of
 from tensorspill.deepspeed.pinned import pinned_tensors
-from tensorspill.engine import Request, Transfer
+from tensorspill.engine import Request
 from tensorspill.errors import CorruptError, UnsupportedError
+from tensorspill.pool.cuda.arrays import is_plain
 from tensorspill.pool.sizes import round_up
 
 __all__ = ["AioHandle", "GdsHandle"]
@@ -60,14 +62,16 @@ class AioHandle:
         if block_size < 1 or queue_depth < 1 or intra_op_parallelism < 1:
             raise UnsupportedError("Block size, queue depth and parallelism are at least 1")
         self._asked = (block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism)
+        self._batching = Batching()
         self._files = Files(
+            self._batching.let_go,
             block_bytes=round_up(block_size, PAGE),
             depth=min(queue_depth, DEEPEST),
             threads=intra_op_parallelism,
         )
         self._pending: list[_Operation] = []
         self._lock = threading.Lock()
-        self._end = weakref.finalize(self, self._files.close)
+        self._end = weakref.finalize(self, _close, self._batching, self._files)
 
     # -- what it was made with -------------------------------------------------------------------
 
@@ -175,14 +179,18 @@ class AioHandle:
         self, buffer: torch.Tensor, filename: str, validate: bool = False, file_offset: int = 0
     ) -> int:
         """Read and wait for this operation alone; return 0."""
-        self._operation(buffer, filename, file_offset, write=False, validate=validate).wait()
+        operation = self._operation(buffer, filename, file_offset, write=False, validate=validate)
+        self._batching.flush()
+        operation.wait()
         return 0
 
     def write(
         self, buffer: torch.Tensor, filename: str, validate: bool = False, file_offset: int = 0
     ) -> int:
         """Write and wait for this operation alone; return 0."""
-        self._operation(buffer, filename, file_offset, write=True, validate=validate).wait()
+        operation = self._operation(buffer, filename, file_offset, write=True, validate=validate)
+        self._batching.flush()
+        operation.wait()
         return 0
 
     def wait(self) -> int:
@@ -195,6 +203,7 @@ class AioHandle:
         """
         with self._lock:
             pending, self._pending = self._pending, []
+        self._batching.flush()
         errors = [error for operation in pending if (error := operation.outcome()) is not None]
         if errors:
             raise errors[0]
@@ -233,14 +242,22 @@ class AioHandle:
             raise UnsupportedError(f"A {type(self).__name__} can't serve {buffer.device}")
         path = os.path.abspath(path)
         memory = buffer.detach().contiguous()
+        nbytes = memory.nbytes
+        if offset < 0 or not is_plain(memory):
+            # Later it would be raised by `wait`, as the fault of an operation that was begun.
+            raise UnsupportedError(
+                "The offset is negative, or the buffer's bytes are not its values",
+                path=path,
+                offset=offset,
+                nbytes=nbytes,
+            )
         if write:
-            size = offset + memory.nbytes
-            engine, file = self._files.writable(path, memory.device, size)
+            engine, file = self._files.writable(path, memory.device, offset + nbytes)
         else:
             engine, file = self._files.readable(path, memory.device)
-        transfer = engine.submit([Request(memory, file, offset, write=write)])
-        copied = None if memory.data_ptr() == buffer.data_ptr() else buffer
-        return _Operation(transfer, memory, None if write else copied, path, offset, validate)
+        begun = self._batching.add(engine, Request(memory, file, offset, write=write))
+        copied = None if write or memory.data_ptr() == buffer.data_ptr() else buffer
+        return _Operation(*begun, memory, copied, path, offset, validate)
 
 
 class GdsHandle(AioHandle):
@@ -280,14 +297,16 @@ class _Operation:
 
     def __init__(
         self,
-        transfer: Transfer,
+        group: Group,
+        number: int,
         memory: torch.Tensor,
         scatter_to: torch.Tensor | None,
         path: str,
         offset: int,
         validate: bool,
     ) -> None:
-        self._transfer = transfer
+        self._group = group
+        self._number = number
         self._memory = memory
         self._scatter_to = scatter_to
         self._path = path
@@ -296,7 +315,7 @@ class _Operation:
 
     def wait(self) -> None:
         """Wait for the end, and raise what went wrong."""
-        self._transfer.result()
+        self._group.result(self._number)
         if self._scatter_to is not None:
             self._scatter_to.copy_(self._memory)
         if self._validate:
@@ -322,6 +341,12 @@ class _Operation:
                 offset=self._offset,
                 nbytes=raw.nbytes,
             )
+
+
+def _close(batching: Batching, files: Files) -> None:
+    """Wait for what was begun, and close the files."""
+    batching.finish()
+    files.close()
 
 
 def _is_async(positional: bool, others: dict[str, Any]) -> bool:
