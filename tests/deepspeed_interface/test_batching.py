@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensorspill.deepspeed.batching import ENOUGH_BYTES, ENOUGH_REQUESTS, Batching, Group
+from tensorspill.deepspeed.batching import (
+    ENOUGH_BYTES,
+    ENOUGH_REQUESTS,
+    LARGE_BYTES,
+    Batching,
+    Group,
+)
 from tensorspill.engine import Batch, Engine, Request, Transfer, resolve
 from tensorspill.errors import BusyError, ClosedError, EndOfFileError, UnsupportedError
 from tensorspill.host_fallback import AioOptions
@@ -89,7 +95,7 @@ def test_the_first_starts_at_once_and_the_rest_as_one_batch(
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "count"), [(ENOUGH_BYTES // 2, 2), (100, ENOUGH_REQUESTS)], ids=["bytes", "number"]
+    ("nbytes", "count"), [(ENOUGH_BYTES // 4, 4), (100, ENOUGH_REQUESTS)], ids=["bytes", "number"]
 )
 def test_enough_is_submitted_whatever_is_under_way(
     engine: GatedEngine, nbytes: int, count: int
@@ -104,6 +110,14 @@ def test_enough_is_submitted_whatever_is_under_way(
     engine.open_gate()
     batching.finish()
     assert engine.statistics().bytes_written == SIZE + (count + 1) * nbytes
+
+
+def test_a_large_one_does_not_wait_for_others(engine: GatedEngine) -> None:
+    batching = Batching()
+    engine.is_open = False
+    batching.add(engine, write_of(engine, "a"))
+    batching.add(engine, write_of(engine, "b", 1, LARGE_BYTES))
+    assert transfers(engine) == 2
 
 
 def test_what_is_collected_can_be_submitted_early(engine: GatedEngine) -> None:

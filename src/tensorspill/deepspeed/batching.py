@@ -20,8 +20,13 @@ __all__ = ["Batching", "Group"]
 
 #: What is collected is submitted at the latest when it has this many bytes or requests: larger
 #: batches bring nothing, and the drive should have enough to do.
-ENOUGH_BYTES = 4 << 20
+ENOUGH_BYTES = 8 << 20
 ENOUGH_REQUESTS = 64
+#: A request of so many bytes is not kept waiting for others.
+LARGE_BYTES = 4 << 20
+#: Seconds to wait for more when all that was under way has ended: where opening files takes longer
+#: than moving them, batches would be of one or two.
+PATIENCE = 0.001
 
 
 class Group:
@@ -49,10 +54,11 @@ class Group:
         self._ended = ended
         self._lock = threading.Lock()
         # Nobody may free the memory while it waits for its transfer.
-        self._ranges = np.zeros((2, ENOUGH_REQUESTS), np.int64)
-        self._token = live_ranges.add(*self._ranges)
+        self._addresses, self._sizes = (np.zeros(ENOUGH_REQUESTS, np.int64) for _ in range(2))
+        self._token = live_ranges.add(self._addresses, self._sizes)
         #: One for all requests, or one for each; an error in place of one that could not start.
         self._started: list[Transfer | Exception] = []
+        self._is_moved = False
 
     @property
     def is_running(self) -> bool:
@@ -71,7 +77,7 @@ class Group:
         """
         number = len(self.requests)
         nbytes = request.buffer.nbytes
-        self._ranges[:, number] = request.buffer.data_ptr(), nbytes
+        self._addresses[number], self._sizes[number] = request.buffer.data_ptr(), nbytes
         self.requests.append(request)
         self.nbytes += nbytes
         return number
@@ -99,11 +105,14 @@ class Group:
 
     def result(self, number: int) -> None:
         """Wait for one request, and raise what went wrong with it."""
+        if self._is_moved:
+            return
         self.settle()
         one = self._started[number if len(self._started) > 1 else 0]
         if isinstance(one, Exception):
             raise one
         one.result()
+        self._is_moved = len(self._started) == 1
 
     def wait(self) -> None:
         """Wait for all of them; what went wrong is not raised."""
@@ -135,7 +144,7 @@ class Batching:
     """Takes requests one at a time, and submits them in batches.
 
     What is added starts at once if nothing is under way; else together with what is added after
-    it, as soon as that is enough, or what is under way has ended.
+    it, as soon as that is enough, or `PATIENCE` after what is under way has ended.
     """
 
     def __init__(self) -> None:
@@ -143,6 +152,9 @@ class Batching:
         self._lock = threading.RLock()
         self._queue: dict[Engine, Group] = {}
         self._submitted: list[Group] = []
+        #: Whether a thread of an engine waits for more, and what ends that.
+        self._collecting = False
+        self._enough = threading.Event()
         self._pid = os.getpid()
 
     def add(self, engine: Engine, request: Request) -> tuple[Group, int]:
@@ -155,8 +167,13 @@ class Batching:
             if group is None:
                 group = self._queue[engine] = Group(engine, self._go_on)
             number = group.add(request)
-            enough = group.nbytes >= ENOUGH_BYTES or number + 1 >= ENOUGH_REQUESTS
-            if enough or engine.device.type != "cpu" or self._is_idle():
+            enough = (
+                group.nbytes >= ENOUGH_BYTES
+                or number + 1 >= ENOUGH_REQUESTS
+                or request.buffer.nbytes >= LARGE_BYTES
+                or engine.device.type != "cpu"
+            )
+            if enough or (not self._collecting and self._is_idle()):
                 self._submit()
         return group, number
 
@@ -200,11 +217,20 @@ class Batching:
             for group in queue.values():
                 group.submit()
                 self._submitted.append(group)
+            if self._collecting:
+                self._enough.set()
 
     def _go_on(self, _: object) -> None:
-        """Forget what has ended, and go on with what was collected meanwhile."""
+        """Forget what has ended, and go on with what was collected meanwhile and comes now."""
         with self._lock:
-            if self._is_idle() and self._queue:
+            if not self._is_idle() or not self._queue or self._collecting:
+                return
+            self._collecting = True
+            self._enough.clear()
+        self._enough.wait(PATIENCE)
+        with self._lock:
+            self._collecting = False
+            if self._queue and self._is_idle():
                 self._submit()
 
 

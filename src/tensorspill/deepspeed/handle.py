@@ -29,7 +29,8 @@ class AioHandle:
 
     What differs from DeepSpeed's own: whatever was not moved completely raises, with path and
     errno, from the call or from `wait`; `wait` with nothing to wait for returns 0; sizes need not
-    be multiples of anything; memory need not be pinned.
+    be multiples of anything; memory need not be pinned. Small operations may begin together, when
+    those before them have ended, see `Batching`.
 
     Parameters
     ----------
