@@ -167,8 +167,8 @@ class Worker:
 
 def _take_latencies(latency: np.ndarray[Any, Any]) -> dict[Path, Latencies]:
     """Return the times of each path's operations since the last call, and reset them."""
-    used = latency.any(axis=1).tolist()
-    taken = {path: Latencies(latency[path].copy()) for path in Path if used[path]}
+    used = np.flatnonzero(latency.any(axis=1)).tolist()
+    taken = {Path(number): Latencies(latency[number].copy()) for number in used}
     latency[:] = 0
     return taken
 

@@ -17,6 +17,7 @@ import tensorspill
 from tensorspill.engine import Engine, Request
 from tensorspill.errors import BrokenError, NoSpaceError, UnsupportedError
 from tensorspill.host_fallback.abi import system_calls
+from tensorspill.host_fallback.file import AioFile
 from tests.conformance.data import random_bytes, read, write
 from tests.faults import (
     address_space,
@@ -136,6 +137,7 @@ def test_no_descriptor_left_for_the_page_cache(tmp_path: Path):
         os.close(lowest)
         before = descriptors()
         with engine.open("x", "r+") as file:
+            assert isinstance(file, AioFile)
             if file.descriptors.buffered >= 0:
                 pytest.skip("no direct I/O in the temporary folder")
             assert torch.equal(read(engine, file, 5000), content)
