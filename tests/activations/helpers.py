@@ -20,12 +20,10 @@ Function = Callable[[], torch.Tensor]
 @contextmanager
 def spilling(folder: Any, **options: Any) -> Iterator[ActivationSpill]:
     """Open a spill of little memory that takes everything; in the end, check that all is back."""
-    settings: dict[str, Any] = {"min_bytes": 1, "budget": "256KiB"} | options
+    settings: dict[str, Any] = {"min_bytes": 1, "budget": "32KiB"} | options
     spill = ActivationSpill(folder, **settings)
     spill._traffic.pool.close()
-    spill._traffic.pool = BufferPool(
-        spill.budget - spill._traffic._limit, page_lock="no", poison=True
-    )
+    spill._traffic.pool = BufferPool(spill._traffic.pool.capacity, page_lock="no", poison=True)
     try:
         yield spill
         check_free(spill)
@@ -37,15 +35,15 @@ def check_free(spill: ActivationSpill) -> None:
     """Check that nothing is kept of a graph that is gone, in memory or on the drive."""
     gc.collect()
     traffic = spill._traffic
-    traffic.finish()
+    traffic.writing.finish()
     traffic.sweep()  # cancels what is under way, and ...
-    traffic.finish()
+    traffic.writing.finish()
     traffic.sweep()  # ... comes back to it
-    assert traffic.live_bytes == traffic.writing_bytes == 0
+    assert traffic.live_bytes == 0
+    assert traffic.writing.idle
     assert list(traffic.file) == []
     assert traffic.pool.statistics().allocated == 0
     assert not traffic._ranges
-    assert not traffic._puts
     check_pool(traffic.pool)
     check_spill(traffic.file)
 

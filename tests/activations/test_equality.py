@@ -228,7 +228,7 @@ def test_bytes_larger_than_the_budget(tmp_path):
         assert same(gradients(loss, [x]), gradients((x.exp() * x.sin()).sum(), [x]))
         del loss
         statistics = spill.statistics()
-        assert statistics.most_writing_bytes <= 360_000
+        assert statistics.most_held_bytes <= 360_000
         check_free(spill)
 
 

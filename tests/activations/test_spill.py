@@ -135,7 +135,7 @@ def test_what_others_keep_is_not_spilled_again(tmp_path):
         for _ in range(3):
             with spill:
                 loss = (x * table).sum()
-            spill._traffic.finish()  # so that it is not taken from memory that is being written
+            spill._traffic.writing.finish()  # so that it is not taken from memory as it is anyway
             assert torch.equal(gradients(loss, [x])[0], table)
             del loss
         statistics = spill.statistics()
@@ -152,7 +152,7 @@ def test_a_graph_that_is_dropped_gives_its_room_back(tmp_path):
             with spill:
                 loss = chain(fresh(2000))
             if wait:
-                spill._traffic.finish()
+                spill._traffic.writing.finish()
             assert spill.statistics().live_bytes > 0
             del loss
             check_free(spill)
@@ -319,11 +319,43 @@ def test_memory_stays_within_the_budget(tmp_path):
                 loss = chain(x, 30)
             statistics = spill.statistics()
             assert statistics.live_bytes > 4 * spill.budget
-            assert statistics.most_writing_bytes <= spill.budget // 2
+            assert statistics.most_held_bytes <= spill.budget // 2
             loss.backward()
             assert spill.statistics().pool.peak_allocated <= spill.budget // 2
             del loss
         assert spill.statistics().ahead + spill.statistics().awaited > 0
+
+
+def test_a_budget_that_suffices_keeps_all_in_memory(tmp_path):
+    x = fresh(2000)
+    with spilling(tmp_path, budget="1MiB") as spill:
+        with spill:
+            loss = chain(x)
+        statistics = spill.statistics()
+        assert statistics.held_bytes == statistics.live_bytes > 0
+        assert same(gradients(loss, [x]), gradients(chain(x), [x]))
+        statistics = spill.statistics()
+        assert statistics.bytes_out == statistics.bytes_in == 0
+        assert statistics.from_memory == statistics.tensors
+        del loss
+
+
+def test_what_backward_needs_first_is_not_written(tmp_path):
+    x = fresh(500)
+    with spilling(tmp_path, budget="200KiB") as spill:
+        for _ in range(2):
+            with spill:
+                loss = chain(x, 100)
+            before = spill.statistics()
+            assert same(gradients(loss, [x]), gradients(chain(x, 100), [x]))
+            del loss
+            statistics = spill.statistics()
+            assert before.held_bytes > spill.budget // 4
+            assert statistics.bytes_in <= statistics.bytes_out
+        assert 0 < statistics.bytes_out < 2 * (before.live_bytes - spill.budget // 4)
+        # Small ones move together.
+        assert statistics.file.puts < statistics.bytes_out / 4000
+        assert statistics.file.gets < statistics.bytes_in / 4000
 
 
 # -- what can fail -----------------------------------------------------------------------------
@@ -335,7 +367,7 @@ def test_a_drive_that_fails(tmp_path):
         expected = gradients(chain(x), [x])
         with spill:
             loss = chain(x)
-        spill._traffic.finish()
+        spill._traffic.writing.finish()
 
         drive.rules(Rule("*.spill", "read", error=errno.EIO))
         with pytest.raises(BrokenError) as caught:
@@ -357,7 +389,7 @@ def test_a_drive_that_fails(tmp_path):
 
 
 def _written(spill, result):
-    spill._traffic.finish()
+    spill._traffic.writing.finish()
     return result
 
 
@@ -390,7 +422,7 @@ def test_bytes_that_changed_on_the_drive(tmp_path):
     with spilling(tmp_path, verify=True) as spill:
         with spill:
             loss = x.exp().sum()
-        spill._traffic.finish()
+        spill._traffic.writing.finish()
         (name,) = spill._traffic.file
         path, offset, _ = spill._traffic.file.location(name)[0]
         with open(path, "r+b") as file:

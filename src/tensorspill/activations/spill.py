@@ -34,6 +34,9 @@ __all__ = ["ActivationSpill", "activation_spill"]
 class ActivationSpill:
     """Context manager: what autograd saves inside of it goes to the drive until backward needs it.
 
+    As much as the budget allows stays in memory instead: what was saved last, which backward needs
+    first.
+
     Made by `activation_spill`; may be entered again and again, in several threads, and inside of
     others. Backward may run inside or after. Works together with `Residency`, which keeps what is
     its own, and with `torch.utils.checkpoint`: inside of a checkpointed function nothing is saved,
@@ -61,14 +64,14 @@ class ActivationSpill:
     ) -> None:
         self.min_bytes = max(parse_bytes(min_bytes), 1)
         self.budget = parse_bytes(budget)
-        half = max(round_down(self.budget // 2, 4096), 4096)
-        pool = BufferPool(half, device)
+        reading = max(round_down(_for_reading(self.budget), 4096), 4096)
+        pool = BufferPool(reading, device)
         try:
             file = SpillFile(folder, capacity, device, backend, verify, **options)
         except BaseException:
             pool.close()
             raise
-        self._traffic = Traffic(file, pool, self.budget - half)
+        self._traffic = Traffic(file, pool, self.budget - reading)
         self._lock = threading.RLock()
         self._local = threading.local()
         self._serials = itertools.count()
@@ -114,7 +117,7 @@ class ActivationSpill:
         if error is None and os.getpid() == self._pid:
             with self._lock:
                 self._traffic.sweep()
-                self._traffic.raise_error()
+                self._traffic.writing.raise_error()
 
     @property
     def _entered(self) -> list[saved_tensors.HandlerHooks | None]:
@@ -148,9 +151,12 @@ class ActivationSpill:
                 self._counts["left"] += 1
                 return None
             self._counts["tensors"] += 1
-            return StoredTensor(tensor, self._range_for(tensor, span), self._bring)
+            version = VersionWatch(tensor)
+            return StoredTensor(
+                tensor, version, self._range_for(tensor, span, version), self._bring
+            )
 
-    def _range_for(self, tensor: torch.Tensor, span: Span) -> StoredRange:
+    def _range_for(self, tensor: torch.Tensor, span: Span, version: VersionWatch) -> StoredRange:
         """Return the range that has a tensor's bytes, stored before or from now on."""
         storage = tensor.untyped_storage()
         watch = StorageWatch(storage)
@@ -165,10 +171,10 @@ class ActivationSpill:
             bytes_of(storage, *span),
             span.begin,
             watch,
-            VersionWatch(tensor),
+            version,
             self._traffic.dropped,
         )
-        self._traffic.write(one)
+        self._traffic.hold(one)
         self._counts["ranges"] += 1
         if shareable:
             self._remember(watch, one)
@@ -224,8 +230,9 @@ class ActivationSpill:
                 traffic.sweep()
             return ActivationStatistics(
                 live_bytes=traffic.live_bytes,
-                writing_bytes=traffic.writing_bytes,
-                most_writing_bytes=traffic.most_writing_bytes,
+                held_bytes=traffic.writing.held_bytes,
+                most_held_bytes=traffic.writing.most_held_bytes,
+                bytes_out=traffic.writing.bytes_out,
                 transfer_seconds=traffic.clock.busy,
                 stalled_seconds=traffic.clock.stalled,
                 pool=traffic.pool.statistics(),
@@ -269,9 +276,9 @@ def activation_spill(
 ) -> ActivationSpill:
     """Return a context manager in which tensors that autograd saves go to the drive.
 
-    They are written while forward goes on, and read back ahead of backward. Parameters, views of
-    parameters and what others keep in memory anyway are left alone; tensors that share memory are
-    stored once.
+    Those beyond the budget are written while forward goes on, the oldest first, and read back ahead
+    of backward. Parameters, views of parameters and what others keep in memory anyway are left
+    alone; tensors that share memory are stored once.
 
     Parameters
     ----------
@@ -280,8 +287,9 @@ def activation_spill(
     min_bytes : int or str
         Smaller tensors stay in memory.
     budget : int or str
-        Bytes of memory for what is on its way: half for tensors that are being written, half for
-        those that were read.
+        Bytes of memory for all of these tensors, while they wait, are written, or were read. The
+        larger it is, the less is written and read. An eighth is for those that were read; of small
+        budgets 32 MiB, but at most half.
     device : str or torch.device
         Tensors elsewhere are left alone.
     verify : bool
@@ -317,6 +325,15 @@ def activation_spill(
         capacity=capacity,
         **options,
     )
+
+
+def _for_reading(budget: int) -> int:
+    """Return how much of a budget is for ranges that were read.
+
+    What is read is needed soon: an eighth lets large drives run ahead far enough, if that is not
+    less than a few tensors.
+    """
+    return min(budget // 2, max(budget // 8, 32 << 20))
 
 
 def _inside_a_checkpoint() -> bool:

@@ -25,8 +25,9 @@ class ActivationStatistics:
         copies, and what others keep in memory anyway.
     live_bytes : int
         Bytes that autograd needs again now, wherever they are.
-    writing_bytes, most_writing_bytes : int
-        Bytes in memory because they are being written: now, and the most there were at once.
+    held_bytes, most_held_bytes : int
+        Bytes in memory that the drive does not have, since they are needed first or not written
+        yet: now, and the most there were at once.
     bytes_out, bytes_in : int
         Written to the drive and read from it.
     from_memory : int
@@ -47,8 +48,8 @@ class ActivationStatistics:
     ranges: int
     left: int
     live_bytes: int
-    writing_bytes: int
-    most_writing_bytes: int
+    held_bytes: int
+    most_held_bytes: int
     bytes_out: int
     bytes_in: int
     from_memory: int

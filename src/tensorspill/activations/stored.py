@@ -83,7 +83,7 @@ class StoredRange:
         self.nbytes = memory.nbytes
         self.source = source
         self.version = version
-        self.place = Place.GOING
+        self.place = Place.HERE
         self.memory: torch.Tensor | None = memory
         self.transfer: Transfer | None = None
         self.stored = self.used = False
@@ -96,6 +96,18 @@ class StoredRange:
             return False
         return self.version.saved == self.version.current == tensor._version
 
+    @property
+    def in_place(self) -> bool:
+        """Whether its memory is still where it was: others may have resized it to nothing."""
+        memory = self.memory
+        return memory is not None and memory.data_ptr() == self.source.address + self.begin
+
+    def let_go(self) -> None:
+        """Note that its bytes are on the drive only."""
+        # First the place: whatever an interrupt leaves of the rest, it is read again.
+        self.place = Place.AWAY
+        self.memory = self.transfer = None
+
     def __del__(self) -> None:
         # Called anywhere, by the garbage collector too: only notes that the room is free.
         self._dropped.append((self.name, self.serial))
@@ -107,6 +119,8 @@ class StoredTensor(Saved):
     Parameters
     ----------
     tensor : torch.Tensor
+    version : VersionWatch
+        Of the tensor.
     range_ : StoredRange
         Which has its bytes.
     bring : callable
@@ -118,6 +132,7 @@ class StoredTensor(Saved):
     def __init__(
         self,
         tensor: torch.Tensor,
+        version: VersionWatch,
         range_: StoredRange,
         bring: Callable[[StoredRange], torch.Tensor],
     ) -> None:
@@ -128,7 +143,7 @@ class StoredTensor(Saved):
         self._stride = tensor.stride()
         self._offset = tensor.storage_offset() - range_.begin // tensor.element_size()
         self._bits = (tensor.is_conj(), tensor.is_neg())
-        self._version = VersionWatch(tensor)
+        self._version = version
 
     def unpack(self) -> torch.Tensor:
         """Return the tensor again.

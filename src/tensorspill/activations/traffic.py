@@ -13,8 +13,8 @@ import torch
 from tensorspill import timeline
 from tensorspill.activations.stored import Place, StoredRange
 from tensorspill.activations.watches import bytes_of
+from tensorspill.activations.writing import WriteBehind
 from tensorspill.engine.interrupts import HeldInterrupts
-from tensorspill.engine.transfer import Transfer
 from tensorspill.errors import CapacityError
 from tensorspill.pool.buffer_pool import BufferPool
 from tensorspill.residency.clock import TransferClock
@@ -37,7 +37,7 @@ class Traffic:
     pool : BufferPool
         Where ranges are read into.
     writing_limit : int
-        Bytes that may be in memory only because they are being written.
+        Bytes that may be in memory without being on the drive.
 
     Attributes
     ----------
@@ -46,6 +46,7 @@ class Traffic:
     counts : dict of str to int
         What was done; see `ActivationStatistics`.
     clock : TransferClock
+    writing : WriteBehind
     """
 
     def __init__(self, file: SpillFile, pool: BufferPool, writing_limit: int) -> None:
@@ -53,28 +54,14 @@ class Traffic:
         self.pool = pool
         self.dropped: deque[tuple[str, int]] = deque()
         self.clock = TransferClock(_NAME)
-        self.writing_bytes = self.most_writing_bytes = 0
+        self.writing = WriteBehind(file, self.clock, writing_limit)
         self.counts = dict.fromkeys(
-            (
-                "bytes_out",
-                "bytes_in",
-                "from_memory",
-                "ahead",
-                "awaited",
-                "on_demand",
-                "beyond_budget",
-            ),
-            0,
+            ("bytes_in", "from_memory", "ahead", "awaited", "on_demand", "beyond_budget"), 0
         )
-        self._limit = writing_limit
-        self._writes: deque[tuple[str, weakref.ref[StoredRange], Transfer]] = deque()
+        #: Fewer transfers cost the processor less; four let the drive go on while some are used.
+        self._batch_bytes = pool.capacity // 4
         self._serials: list[int] = []
         self._ranges: dict[int, weakref.ref[StoredRange]] = {}
-        #: Names that were put; no transfer once that has ended, since its error refers to frames.
-        self._puts: dict[str, Transfer | None] = {}
-        self._error: BaseException | None = None
-        #: Of so many writes under way an error is no news: others have failed with them.
-        self._no_news = 0
 
     @property
     def live_bytes(self) -> int:
@@ -83,84 +70,35 @@ class Traffic:
 
     # -- writing -------------------------------------------------------------------------------
 
-    def write(self, one: StoredRange) -> None:
-        """Begin to write a range; waits while too much is being written.
+    def hold(self, one: StoredRange) -> None:
+        """Keep a range until it is needed, in memory or on the drive (see `WriteBehind.hold`).
 
         Raises
         ------
         CapacityError, BrokenError
-            It can't be written now, or an earlier write failed. What could not be written stays in
-            memory as long as it is needed.
+            Something can't be written now, or an earlier write failed. What could not be written
+            stays in memory as long as it is needed.
         """
         self.sweep()
-        self._make_way(one.nbytes)
-        self.raise_error()
-        if one.memory is None:
-            return
-        with HeldInterrupts():
-            transfer = self.file.put({one.name: one.memory})
-            self._watch(one, transfer, written=True)
-            self._puts[one.name] = transfer
-            self._writes.append((one.name, weakref.ref(one), transfer))
-            self._serials.append(one.serial)
-            self._ranges[one.serial] = weakref.ref(one)
-            self.writing_bytes += one.nbytes
-            self.most_writing_bytes = max(self.most_writing_bytes, self.writing_bytes)
+        self._serials.append(one.serial)
+        self._ranges[one.serial] = weakref.ref(one)
+        self.writing.hold(one)
 
     def sweep(self) -> None:
         """Take note of writes that have ended, and give back the room of what is not needed."""
-        while self._writes and self._writes[0][2].done():
-            self._conclude_first_write()
-        for _ in range(len(self.dropped)):
-            name, serial = self.dropped.popleft()
-            self._ranges.pop(serial, None)
-            if name in self._puts:
-                self._delete(name, serial)
+        self.writing.note_ended()
+        if self.dropped:
+            with HeldInterrupts():
+                self._forget_dropped()
         if len(self._serials) > 2 * len(self._ranges) + 64:
             self._serials = sorted(self._ranges)
 
-    def raise_error(self) -> None:
-        """Raise what made an earlier write fail, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            self._no_news = len(self._writes)
-            raise error
-
-    def _make_way(self, nbytes: int) -> None:
-        while self._writes and self.writing_bytes + nbytes > self._limit:
-            with self.clock.waiting():
-                self._writes[0][2].exception()
-            self._conclude_first_write()
-
-    def _conclude_first_write(self) -> None:
-        with HeldInterrupts():
-            name, reference, transfer = self._writes.popleft()
-            nbytes = transfer.nbytes
-            self.writing_bytes -= nbytes
-            if name in self._puts:
-                self._puts[name] = None
-            error, one = transfer.exception(0), reference()
-            if error is None:
-                self.counts["bytes_out"] += nbytes
-            elif not self._no_news and not isinstance(error, CancelledError):
-                self._error = self._error or error
-            self._no_news = max(0, self._no_news - 1)
-            if one is not None and one.transfer is transfer:
-                one.transfer = None
-                one.stored = error is None
-                one.place = Place.HERE
-                if one.stored:
-                    self._let_go(one)
-
-    def _delete(self, name: str, serial: int) -> None:
-        transfer = self._puts[name]
-        if transfer is not None and not transfer.done():  # deleting it now would wait
-            transfer.cancel()
-            self.dropped.append((name, serial))
-            return
-        del self._puts[name]
-        if name in self.file:  # or its write failed
-            self.file.delete(name)
+    def _forget_dropped(self) -> None:
+        for _ in range(len(self.dropped)):
+            name, serial = self.dropped.popleft()
+            self._ranges.pop(serial, None)
+            if not self.writing.forget(name, serial):
+                self.dropped.append((name, serial))
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -178,7 +116,7 @@ class Traffic:
         ahead = one.place is Place.COMING
         if one.place is Place.AWAY:
             self.counts["on_demand"] += 1
-            self._read(one, ahead=False)
+            self._read_now(one)
         elif one.place is Place.COMING:
             self.counts["ahead" if one.transfer and one.transfer.done() else "awaited"] += 1
         else:
@@ -197,84 +135,94 @@ class Traffic:
             return None
         with self.clock.waiting():
             error = transfer.exception()
-        with HeldInterrupts():
+        # In this order an interrupt in between does no harm.
+        if error is None:
+            self.counts["bytes_in"] += one.nbytes
+            one.place = Place.HERE
             one.transfer = None
-            if error is None:
-                one.place = Place.HERE
-                self.counts["bytes_in"] += one.nbytes
-            else:
-                self._let_go(one)
+        else:
+            one.let_go()
         return error
 
     def _look_ahead(self, one: StoredRange) -> None:
-        for index in range(bisect.bisect_left(self._serials, one.serial) - 1, -1, -1):
+        """Begin to read what is needed after a range, once there is memory for a batch of it."""
+        if self.pool.statistics().free < self._batch_bytes:
+            return
+        batch: list[tuple[StoredRange, torch.Tensor]] = []
+        nbytes = 0
+        for older in self._older(one):
+            if older.place is not Place.AWAY or self._is_kept_by_others(older):
+                continue
+            memory = self._take(older.nbytes, ahead=True)
+            if memory is None:
+                break
+            batch.append((older, memory))
+            nbytes += older.nbytes
+            if nbytes >= self._batch_bytes:
+                self._read(batch)
+                batch, nbytes = [], 0
+        if batch:
+            self._read(batch)
+
+    def _older(self, one: StoredRange) -> Iterator[StoredRange]:
+        """Return the ranges that may be on the drive and are needed after this, next ones first."""
+        oldest = self.writing.oldest
+        serial = one.serial if oldest is None else min(one.serial, oldest)
+        for index in range(bisect.bisect_left(self._serials, serial) - 1, -1, -1):
             reference = self._ranges.get(self._serials[index])
             older = None if reference is None else reference()
-            if older is None or older.place is not Place.AWAY:
-                continue
-            if not self._read(older, ahead=True):
-                return
+            if older is not None:
+                yield older
 
-    def _read(self, one: StoredRange, *, ahead: bool) -> bool:
-        """Begin to read a range; return whether there was memory for it."""
-        alive = one.source.get()
-        if alive is not None:  # others keep it
-            one.memory, one.place = bytes_of(alive, one.begin, one.nbytes), Place.HERE
-            return True
-        memory = self._take(one.nbytes, ahead)
+    def _read_now(self, one: StoredRange) -> None:
+        if self._is_kept_by_others(one):
+            return
+        memory = self._take(one.nbytes, ahead=False)
         if memory is None:
+            memory = torch.empty(one.nbytes, dtype=torch.uint8, device=self.file.device)
+            self.counts["beyond_budget"] += one.nbytes
+        self._read([(one, memory)])
+
+    def _is_kept_by_others(self, one: StoredRange) -> bool:
+        alive = one.source.get()
+        if alive is None:
             return False
-        with HeldInterrupts():
-            transfer = self.file.get({one.name: memory})
-            self._watch(one, transfer, written=False)
-            one.memory, one.place = memory, Place.COMING
+        one.memory, one.place = bytes_of(alive, one.begin, one.nbytes), Place.HERE
         return True
 
+    def _read(self, batch: list[tuple[StoredRange, torch.Tensor]]) -> None:
+        """Begin to read ranges into memory, in one transfer."""
+        with HeldInterrupts():
+            transfer = self.file.get({one.name: memory for one, memory in batch})
+            self.clock.watch(transfer)
+            timeline.watch(transfer, _NAME, written=False)
+            for one, memory in batch:
+                one.memory, one.transfer, one.place = memory, transfer, Place.COMING
+
     def _take(self, nbytes: int, ahead: bool) -> torch.Tensor | None:
-        """Return memory to read into; if need be, what was used before gives way."""
+        """Return the pool's memory, if there is room; not ahead, what was used gives way to it."""
         while True:
             try:
                 return self.pool.allocate((nbytes,), torch.uint8).tensor
             except CapacityError:
-                if ahead:
+                if ahead or not self._give_way():
                     return None
-                if not self._give_way():
-                    break
-        self.counts["beyond_budget"] += nbytes
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.file.device)
 
     def _give_way(self) -> bool:
         """Let go the memory of a range: one that was used, else what is needed last."""
         held = [r for r in self._alive() if r.place is Place.HERE and r.stored]
         coming = [r for r in self._alive() if r.place is Place.COMING]
         for one in sorted(held, key=lambda r: (not r.used, r.serial)):
-            self._let_go(one)
+            one.let_go()
             return True
         for one in sorted(coming, key=lambda r: r.serial):
             if one.transfer is not None:
                 one.transfer.cancel()
                 one.transfer.exception()
-            self._let_go(one)
+            one.let_go()
             return True
         return False
-
-    def _let_go(self, one: StoredRange) -> None:
-        one.memory, one.transfer, one.place = None, None, Place.AWAY
-
-    # -- both ----------------------------------------------------------------------------------
-
-    def finish(self) -> None:
-        """Wait for all writes."""
-        while self._writes:
-            with self.clock.waiting():
-                self._writes[0][2].exception()
-            self._conclude_first_write()
 
     def _alive(self) -> Iterator[StoredRange]:
         found = (reference() for reference in list(self._ranges.values()))
         return (one for one in found if one is not None)
-
-    def _watch(self, one: StoredRange, transfer: Transfer, *, written: bool) -> None:
-        one.transfer = transfer
-        self.clock.watch(transfer)
-        timeline.watch(transfer, _NAME, written=written)
