@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from collections.abc import Callable
@@ -9,6 +10,10 @@ from types import TracebackType
 from typing import Any
 
 __all__ = ["HeldInterrupts"]
+
+#: The functions in C: `signal` looks every handler up among its enums, in vain, which made a block
+#: take 22 µs in place of 1, some hundred times in a step that spills.
+_signal: Any = importlib.import_module("_signal")
 
 #: Whether a block of the main thread is under way; one inside of it has nothing to do.
 _held = False
@@ -31,11 +36,11 @@ class HeldInterrupts:
         global _held
         if _held or threading.get_ident() != threading.main_thread().ident:
             return
-        handler = signal.getsignal(signal.SIGINT)
+        handler = _signal.getsignal(signal.SIGINT)
         if callable(handler):
             self._handler = handler
             try:
-                signal.signal(signal.SIGINT, self._note)
+                _signal.signal(signal.SIGINT, self._note)
                 _held = True
             except ValueError:  # a sub-interpreter, which no signal interrupts
                 self._handler = None
@@ -53,6 +58,6 @@ class HeldInterrupts:
         handler, self._handler = self._handler, None
         if handler is not None:
             _held = False
-            signal.signal(signal.SIGINT, handler)
+            _signal.signal(signal.SIGINT, handler)
             if self._came:
                 handler(signal.SIGINT, None)

@@ -23,6 +23,8 @@ def span_of(tensor: torch.Tensor, device: torch.device) -> Span | None:
     if tensor.device != device or not tensor.numel():
         return None
     size = tensor.element_size()
+    if tensor.is_contiguous():
+        return Span(int(tensor.storage_offset()) * size, tensor.nbytes)
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return Span(int(tensor.storage_offset()) * size, (reach + 1) * size)
 

@@ -58,8 +58,8 @@ class Traffic:
         self.counts = dict.fromkeys(
             ("bytes_in", "from_memory", "ahead", "awaited", "on_demand", "beyond_budget"), 0
         )
-        #: Fewer transfers cost the processor less; four let the drive go on while some are used.
-        self._batch_bytes = pool.capacity // 4
+        #: Fewer transfers cost the processor less; while one half is used, the other is read.
+        self._batch_bytes = pool.capacity // 2
         self._serials: list[int] = []
         self._ranges: dict[int, weakref.ref[StoredRange]] = {}
 

@@ -61,7 +61,7 @@ class WriteBehind:
         self._file = file
         self._clock = clock
         self._limit = limit
-        #: Room for writes under way; two batches, so that the drive has the next one at once.
+        #: Room for writes under way, which is a batch: meanwhile forward fills its place.
         self._margin = limit // 8
         #: By serial, the oldest first.
         self._waiting: dict[int, _Waiting] = {}
@@ -136,7 +136,7 @@ class WriteBehind:
             if one is None or not one.in_place:
                 gone.append(serial)
                 continue
-            if chosen and nbytes + one.nbytes > self._margin // 2:
+            if chosen and nbytes + one.nbytes > self._margin:
                 break
             chosen.append(one)
             nbytes += one.nbytes
