@@ -69,6 +69,23 @@ def test_training_gives_the_same_bits(tmp_path, kind):
     check_equal(model, reference)
 
 
+def test_gradients_that_are_asked_for_leave_the_spilled_ones_alone(tmp_path):
+    """`torch.autograd.grad` between backward and step adds to nothing."""
+    model, reference = make(Model)
+    with scattered(tmp_path, pool_bytes(model, "two")) as swapper:
+        residency, ours = spilling(model, swapper)
+        theirs = Trainer(reference)
+        first, second = batches(2)
+        for each, trainer in ((model, ours), (reference, theirs)):
+            loss_of(each, first).backward()
+            wanted = [p for p in each.parameters() if p.requires_grad]
+            found = torch.autograd.grad(loss_of(each, second), wanted)
+            assert all(gradient.isfinite().all() for gradient in found)
+            trainer.update()
+        residency.close(restore=True)
+    check_equal(model, reference)
+
+
 @pytest.mark.parametrize("kind", [Model, Reused, Frozen])
 def test_gradients_accumulate(tmp_path, kind):
     model, reference = make(kind)

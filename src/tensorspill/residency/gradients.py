@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch.autograd import Variable
 
 from tensorspill.pool.buffer_pool import BufferPool
+from tensorspill.residency.accumulation import Accumulation
 from tensorspill.residency.clock import TransferClock
 from tensorspill.residency.guards import Uncopyable
 from tensorspill.residency.packs import Pack, PackStore, lay_out
@@ -67,7 +67,7 @@ class SpilledGradients(Uncopyable):
         self._expected: set[torch.Tensor] = set()
         self._filled: dict[Pack, set[torch.Tensor]] = {}
         self._passes: set[int] = set()
-        self._handles: list[Any] = []
+        self._accumulation = Accumulation(self._before, self._accumulated)
         self._numbers = 0
 
     def add(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -80,11 +80,7 @@ class SpilledGradients(Uncopyable):
             for parameter in group:
                 self._packs[parameter] = pack
                 self._placeholders[parameter] = _nothing_like(parameter)
-                hooked: Any = parameter  # these methods have no types
-                self._handles += [
-                    hooked.register_hook(partial(self._before, parameter)),
-                    hooked.register_post_accumulate_grad_hook(self._accumulated),
-                ]
+                self._accumulation.watch(parameter)
 
     def has(self, parameter: torch.Tensor) -> bool:
         """Whether a gradient of this parameter is on the drive, or on its way there."""
@@ -186,15 +182,14 @@ class SpilledGradients(Uncopyable):
                         parameter.grad = kept
             finally:
                 self.forget(self._packs)
-                for handle in self._handles:
-                    handle.remove()
+                self._accumulation.remove()
                 for pack in list(self._store.held):
                     self._store.drop(pack)
                 self.pool.close()
 
     # -- backward --------------------------------------------------------------------------------
 
-    def _before(self, parameter: torch.Tensor, _: torch.Tensor) -> None:
+    def _before(self, parameter: torch.Tensor) -> None:
         """Take the placeholder away, to which autograd would add."""
         with self._lock:
             if self._forget_cleared(parameter):
