@@ -6,6 +6,7 @@ import copy
 import sys
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,7 +16,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from tensorspill import checkpoint
+from tensorspill.errors import UnsupportedError
 from tensorspill.optimizer import SpilledOptimizer
+from tensorspill.residency.spent import SpentGradient
 from tests.optimizer.helpers import check, same_parameters, spilled
 
 Optimizers = tuple[SpilledOptimizer, torch.optim.Optimizer]
@@ -27,6 +30,8 @@ def main(folder: str) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for options in ({}, {"foreach": True}):
         compare(mesh, f"{folder}/a", torch.optim.AdamW, options)
+    compare(mesh, f"{folder}/a", torch.optim.AdamW, {}, in_backward=True)
+    refuse_replicas(f"{folder}/a")
     compare(mesh, f"{folder}/a", torch.optim.SGD, {"momentum": 0.9, "lr": 0.1})
     resume(mesh, folder)
     dist.barrier()
@@ -69,11 +74,16 @@ def same(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
             same_parameters(shards([found]), shards([value]))
 
 
-def compare(mesh: Any, folder: str, cls: Any, options: dict[str, Any]) -> None:
+def compare(
+    mesh: Any, folder: str, cls: Any, options: dict[str, Any], *, in_backward: bool = False
+) -> None:
     ours, theirs = sharded(mesh), sharded(mesh)
     reference = cls(theirs.parameters(), **options)
-    with spilled(cls, ours.parameters(), folder, budget="128KiB", **options) as optimizer:
+    more = {"budget": "128KiB", "in_backward": in_backward}
+    with spilled(cls, ours.parameters(), folder, **more, **options) as optimizer:
         train(ours, optimizer, range(3))
+        spent = [isinstance(p.grad, SpentGradient) for p in ours.parameters()]
+        assert set(spent) == {in_backward}
         train(theirs, reference, range(3))
         same_parameters(shards(ours.parameters()), shards(theirs.parameters()))
         same(optimizer, reference)
@@ -89,6 +99,16 @@ def compare(mesh: Any, folder: str, cls: Any, options: dict[str, Any]) -> None:
         train(theirs, fresh, range(3, 5))
         same_parameters(shards(ours.parameters()), shards(theirs.parameters()))
         check(optimizer)
+
+
+def refuse_replicas(folder: str) -> None:
+    """Gradients that DDP would average later must not be used in backward."""
+    model = nn.Linear(33, 65)
+    with (
+        spilled(torch.optim.AdamW, model.parameters(), folder, in_backward=True),
+        pytest.raises(UnsupportedError, match="averaged"),
+    ):
+        model(torch.randn(5, 33)).sum().backward()
 
 
 def resume(mesh: Any, folder: str) -> None:

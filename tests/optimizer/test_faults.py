@@ -246,7 +246,7 @@ def test_interrupted_anywhere(tmp_path):
                 interrupted += 1
             timer.cancel()
             timer.join()
-            if optimizer._unfinished:
+            if optimizer._steps.unfinished:
                 optimizer.finish_step()
             elif optimizer.statistics().steps < pair.steps:  # it had not begun
                 optimizer.step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -12,27 +13,26 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from tensorspill.engine.interrupts import HeldInterrupts
-from tensorspill.errors import ClosedError, SpillError, UnsupportedError
+from tensorspill.errors import ClosedError, UnsupportedError
+from tensorspill.optimizer.backward import InBackward
 from tensorspill.optimizer.masters import Masters
 from tensorspill.optimizer.planning import Planner, common_device
 from tensorspill.optimizer.portions import Member, Portion
 from tensorspill.optimizer.state_dicts import (
-    MASTER,
     ParameterState,
     States,
     Undigested,
     keep_undigested,
     loaded,
 )
-from tensorspill.optimizer.states import StateTensor, StateTensors
+from tensorspill.optimizer.states import StateTensors
 from tensorspill.optimizer.statistics import OptimizerStatistics
-from tensorspill.optimizer.visits import fetch_ahead, offloaded, visiting
-from tensorspill.optimizer.wrapped import Group, Wrapped, from_scaler, same_choice
+from tensorspill.optimizer.stepping import Stepper
+from tensorspill.optimizer.steps import Steps
+from tensorspill.optimizer.wrapped import Group, Wrapped, from_scaler
 from tensorspill.pool.sizes import parse_bytes
-from tensorspill.residency.pace import Coming
 from tensorspill.spill.file import Folder
 from tensorspill.swap.swapper import ParameterSwapper
-from tensorspill.timeline import span
 
 __all__ = ["SpilledOptimizer"]
 
@@ -65,6 +65,9 @@ class SpilledOptimizer(torch.optim.Optimizer):
         rounded copies of it. For bfloat16 parameters: ``torch.float32``.
     min_bytes : int or str
         Smaller state tensors stay in memory.
+    in_backward : bool
+        Step parameters in the middle of backward, as soon as their gradients are complete; see the
+        notes.
     separable : bool
         Says of a class that is not torch's that it updates each parameter from nothing but that
         parameter, its gradient, its own state and its group's settings.
@@ -93,6 +96,25 @@ class SpilledOptimizer(torch.optim.Optimizer):
     not be written stays in memory, and writing is tried again in the next step. `finish_step` does
     the rest of the step, with the gradients of now; `state_dict` works as well.
 
+    With ``in_backward`` a parameter is stepped as soon as backward is through with it: value and
+    gradient are in memory still, and its state is read and written behind the rest of backward.
+    `step` makes what is left and ends the step; the results are the same, to the last bit. So that
+    nothing is used too early:
+
+    - The first step is made after backward, and shows in which order gradients come. Parameters to
+      which one backward adds several times (shared ones under reentrant checkpointing) are always
+      stepped by `step`, and so are gradients of ``create_graph``.
+    - ``parameter.grad`` is a placeholder after backward, whose values can't be looked at, until
+      ``zero_grad``. So gradients can't be clipped by their norm, nor unscaled by a gradient scaler,
+      nor read; another backward before ``zero_grad`` raises, as do closures.
+    - Where gradients of several backwards are added up, all but the last belong in `accumulating`.
+    - Settings such as ``lr`` are those of the time of backward; `step` raises if they changed.
+    - Processes that average gradients after backward, as DDP does, are refused.
+    - If backward raises, by whatever error, the parameters that were stepped keep that step, and
+      each is whole as above. `step` makes those whose gradients are complete, ``zero_grad`` drops
+      these; for the numbers of a training without error, go back to a checkpoint.
+    - Code that keeps a parameter's value for backward past autograd gets the new one.
+
     A gradient scaler and `torch.nn.utils.clip_grad_norm_` need gradients in memory, and raise where
     they are spilled; for clipping there is `tensorspill.optimizer.clip_grad_norm_`.
 
@@ -117,6 +139,7 @@ class SpilledOptimizer(torch.optim.Optimizer):
         budget: int | str = "1GiB",
         master_dtype: torch.dtype | None = None,
         min_bytes: int | str = "64KiB",
+        in_backward: bool = False,
         separable: bool = False,
         verify: bool = False,
         backend: str = "auto",
@@ -128,17 +151,16 @@ class SpilledOptimizer(torch.optim.Optimizer):
         self._pid = os.getpid()
         self._states: StateTensors | None = None
         self.masters = Masters(master_dtype)
-        self._unfinished: list[Portion] = []
-        self._planned: list[Portion] = []
-        self._steps = 0
-        self._reversed, self._closed = True, False
+        self._in_backward: InBackward | None = None
+        self._closed = False
         groups = _listed(params)
         self._wrapped = Wrapped(cls, groups, defaults, separable)
         self._planner = Planner(
             self._wrapped, self.masters, parse_bytes(budget), parse_bytes(min_bytes)
         )
         super().__init__(groups, self._wrapped.optimizer.defaults)
-        if getattr(self._wrapped.optimizer, "_step_supports_amp_scaling", False):
+        # With `in_backward` so that a scaler shows, and can be refused.
+        if in_backward or getattr(self._wrapped.optimizer, "_step_supports_amp_scaling", False):
             self._step_supports_amp_scaling = True
         swapper = self._open_swapper(
             folder,
@@ -151,9 +173,17 @@ class SpilledOptimizer(torch.optim.Optimizer):
             **dict(engine or {}),
         )
         self._states = StateTensors(swapper)
+        self._stepper = Stepper(self._wrapped, self.masters, self._states)
+        if in_backward:
+            self._in_backward = InBackward(self._planner, self._groups, self._step_early)
+        self._steps = Steps(
+            self._planner, self._stepper, self._states, self._groups, self._in_backward
+        )
         self.state: Any = States(self)
         try:
             self._make_eager_state(range(len(self.param_groups)))
+            if self._in_backward is not None:
+                self._in_backward.watch()
         except BaseException:
             self.close()
             raise
@@ -170,28 +200,27 @@ class SpilledOptimizer(torch.optim.Optimizer):
 
         Raises
         ------
+        UnsupportedError
+            With ``in_backward``: there is a closure or a gradient scaler, or settings changed since
+            backward.
         CapacityError
             Parameters of an offloaded model don't fit in its memory, or the file is full.
         BrokenError, CorruptError
             A drive failed; see the class for what state holds.
         ClosedError
         """
+        if self._in_backward is not None and (closure is not None or from_scaler(self)):
+            raise UnsupportedError(
+                "A step that begins in backward can't evaluate a closure, nor unscale gradients",
+                remedy="Use a SpilledOptimizer without in_backward; bfloat16 needs no scaler",
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._check_open()
         with self.lock:
-            members = [
-                Member(number, parameter)
-                for number, group in enumerate(self.param_groups)
-                for parameter in group["params"]
-                if parameter.grad is not None
-            ]
-            self._planned = self._planner.portions(self.param_groups, members)
-            # Back the way the last one came: what is in memory since then needs no reading.
-            self._reversed = not self._reversed and not offloaded(self._parameters())
-            self._unfinished = self._planned[::-1] if self._reversed else list(self._planned)
+            self._steps.begin()
             self.finish_step()
         return loss
 
@@ -202,45 +231,20 @@ class SpilledOptimizer(torch.optim.Optimizer):
         """
         self._check_open()
         with self.lock:
-            if not self._unfinished:
-                return
-            scaler = from_scaler(self)
-            try:
-                while self._unfinished:
-                    self._step_portion(self._unfinished[0], scaler)
-            except SpillError:
-                self.state_tensors.settle()
-                raise
+            self._steps.finish(from_scaler(self))
 
-    def _step_portion(self, portion: Portion, scaler: Mapping[str, Any]) -> None:
-        tensors, parameters = self.state_tensors, portion.parameters
-        with visiting(parameters):
-            states = self._spilled(portion)
-            following = self._unfinished[1:]
-            tensors.acquire(states, self._upcoming(following))
-            if following:
-                fetch_ahead(following[0].parameters)
-            done = False
-            try:
-                with HeldInterrupts():
-                    with span("compute", "optimizer"):
-                        self._compute(portion, scaler)
-                    del self._unfinished[0]
-                    self._steps += not self._unfinished
-                    done = True
-            finally:
-                tensors.unpin(states, changed=done)
-        self._spill_new(portion)
-        tensors.memory.tidy(self._upcoming(self._unfinished))
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Return a context in which backward steps nothing, and adds to gradients only.
 
-    @torch.no_grad()
-    def _compute(self, portion: Portion, scaler: Mapping[str, Any]) -> None:
-        groups = self._groups_of(portion, self.masters.begin)
-        try:
-            self._wrapped.step(groups, scaler)
-            self.masters.round(portion.parameters)
-        finally:
-            self.masters.end(portion.parameters)
+        For all backwards but the last before a step, with ``in_backward``; no difference without.
+        """
+        return nullcontext() if self._in_backward is None else self._in_backward.accumulating()
+
+    def _step_early(self, portion: Portion, done: Callable[[], None]) -> None:
+        """Step a portion in the middle of backward."""
+        self._check_open()
+        with self.lock:
+            self._steps.step_early(portion, done)
 
     def _make_eager_state(self, numbers: Iterable[int]) -> None:
         """Make and spill what the class has of parameters before their first step."""
@@ -248,23 +252,7 @@ class SpilledOptimizer(torch.optim.Optimizer):
             return
         members = [Member(n, p) for n in numbers for p in self.param_groups[n]["params"]]
         for portion in self._planner.portions(self.param_groups, members):
-            with visiting(portion.parameters):
-                self._wrapped.make_state(self._groups_of(portion, lambda mine: mine))
-            self._spill_new(portion)
-
-    def _spill_new(self, portion: Portion) -> None:
-        """Write what state has come up, or could not be written before."""
-        self.state_tensors.adopt([v for p in portion.parameters for v in self._values(p)])
-
-    def _upcoming(self, portions: Sequence[Portion]) -> Iterator[Coming]:
-        """Yield what will be needed after the portion at hand, in this step and in the next."""
-        for portion in portions:
-            yield self._coming(portion)
-        # Not while there is less memory than this step still needs, had it any state yet.
-        if sum(portion.nbytes for portion in portions) < self.state_tensors.swapper.budget:
-            forwards = self._reversed or offloaded(self._parameters())
-            for portion in self._planned if forwards else self._planned[::-1]:
-                yield self._coming(portion)
+            self._stepper.make_eager_state(self.param_groups, portion)
 
     # -- state ---------------------------------------------------------------------------------
 
@@ -324,9 +312,9 @@ class SpilledOptimizer(torch.optim.Optimizer):
         tensors = self.state_tensors
         tensors.memory.flush()
         masters, values = loaded(self, new, groups)
-        replaced = tensors.spilled(v for p in self._parameters() for v in self._values(p))
+        replaced = tensors.spilled(self._stepper.values(self._parameters()))
         with HeldInterrupts():
-            self._unfinished = []
+            self._steps.unfinished = []
             self.masters.clear()
             for parameter, master in masters.items():
                 self.masters.set(parameter, master)
@@ -358,6 +346,8 @@ class SpilledOptimizer(torch.optim.Optimizer):
             room = self._states.swapper.budget
             self._planner.check(largest, min(room, self._planner.budget - room))
             self._make_eager_state([number])
+            if self._in_backward is not None:
+                self._in_backward.watch()
         except BaseException:
             self._planner.forget(self.param_groups.pop()["params"])
             raise
@@ -381,11 +371,11 @@ class SpilledOptimizer(torch.optim.Optimizer):
         tensors = self.state_tensors
         with self.lock:
             spilled = list(tensors)
-            small = [v for p in self._parameters() for v in self._values(p)]
+            small = self._stepper.values(self._parameters())
             store = tensors.store
             return OptimizerStatistics(
-                steps=self._steps,
-                portions=len(self._planned),
+                steps=self._steps.finished,
+                portions=self._steps.portions,
                 tensors=len(spilled),
                 state_bytes=sum(state.entry.parameter.nbytes for state in spilled),
                 memory_bytes=sum(
@@ -412,6 +402,8 @@ class SpilledOptimizer(torch.optim.Optimizer):
             return
         with self.lock:
             self._closed = True
+            if self._in_backward is not None:
+                self._in_backward.close()
             if self._states is not None:
                 self._states.close()
 
@@ -453,6 +445,9 @@ class SpilledOptimizer(torch.optim.Optimizer):
                 remedy="Make one in this process",
             )
 
+    def _groups(self) -> list[Group]:
+        return self.param_groups
+
     def _parameters(self) -> Iterator[torch.Tensor]:
         return (p for group in self.param_groups for p in group["params"])
 
@@ -461,36 +456,9 @@ class SpilledOptimizer(torch.optim.Optimizer):
         masters = (self.masters.of(parameter) for parameter in group["params"])
         return [master for master in masters if master is not None]
 
-    def _values(self, parameter: torch.Tensor) -> list[Any]:
-        """Return all there is of a parameter's state."""
-        return list(self.raw_state(parameter).values())
-
     def raw_state(self, parameter: torch.Tensor) -> dict[str, Any]:
         """Return a parameter's state as it is kept; what is away is a placeholder. Internal."""
-        updated = self.masters.of(parameter)
-        if updated is None:
-            return {}
-        found = dict(self._wrapped.state.get(updated, {}))
-        return found if updated is parameter else {**found, MASTER: updated}
-
-    def _groups_of(
-        self, portion: Portion, updated: Callable[[list[torch.Tensor]], list[torch.Tensor]]
-    ) -> list[Group]:
-        """Return the groups that a portion has a part in, with that part only."""
-        groups = []
-        for number, group in enumerate(self.param_groups):
-            mine = [m.parameter for m in portion.members if m.group == number]
-            if mine:
-                settings = {k: v for k, v in group.items() if k != "param_names"}
-                settings = same_choice(settings, group["params"])
-                groups.append({**settings, "params": updated(mine)})
-        return groups
-
-    def _coming(self, portion: Portion) -> Coming:
-        return Coming([state.entry for state in self._spilled(portion)], 0.0)
-
-    def _spilled(self, portion: Portion) -> list[StateTensor]:
-        return self.state_tensors.spilled(v for p in portion.parameters for v in self._values(p))
+        return self._stepper.raw_state(parameter)
 
 
 def _listed(params: Any) -> list[Group]:

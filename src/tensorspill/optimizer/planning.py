@@ -46,12 +46,16 @@ class Planner:
     def portions(self, groups: Sequence[Group], members: Iterable[Member]) -> list[Portion]:
         """Return the portions in which some of the parameters of `groups` are stepped."""
         listed = list(members)
-        target = Costs(target_bytes(self.budget), visit_limit(m.parameter for m in listed))
+        target = self.target(member.parameter for member in listed)
+        return portions_of(listed, lambda member: self.costs(groups, member), target)
 
-        def costs(member: Member) -> Costs:
-            return Costs(self.cost(groups, member), visit_bytes(member.parameter))
+    def target(self, parameters: Iterable[torch.Tensor]) -> Costs:
+        """Return how large the portions of some parameters should be at most."""
+        return Costs(target_bytes(self.budget), visit_limit(parameters))
 
-        return portions_of(listed, costs, target)
+    def costs(self, groups: Sequence[Group], member: Member) -> Costs:
+        """Return what a parameter takes in memory while it is stepped."""
+        return Costs(self.cost(groups, member), visit_bytes(member.parameter))
 
     def cost(self, groups: Sequence[Group], member: Member) -> int:
         """Return the bytes that a parameter's state takes in the pool."""

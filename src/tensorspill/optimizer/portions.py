@@ -28,6 +28,14 @@ class Costs(NamedTuple):
     state: int
     visit: int
 
+    def plus(self, more: Costs) -> Costs:
+        """Return what both take together."""
+        return Costs(self.state + more.state, self.visit + more.visit)
+
+    def within(self, target: Costs) -> bool:
+        """Whether none of it is more than in `target`."""
+        return self.state <= target.state and self.visit <= target.visit
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Portion:
@@ -73,8 +81,8 @@ def portions_of(
     sums = Costs(0, 0)
     for member in members:
         more = costs(member)
-        grown = Costs(sums.state + more.state, sums.visit + more.visit)
-        if taken and (grown.state > target.state or grown.visit > target.visit):
+        grown = sums.plus(more)
+        if taken and not grown.within(target):
             portions.append(Portion(tuple(taken), sums.state))
             taken, grown = [], more
         taken.append(member)

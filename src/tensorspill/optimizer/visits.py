@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -12,6 +12,7 @@ from tensorspill.residency import Residency, SpilledGradients, residency_of
 __all__ = [
     "bringing_gradients",
     "fetch_ahead",
+    "hand_over",
     "has_spilled_gradient",
     "offloaded",
     "visit_bytes",
@@ -66,6 +67,12 @@ def bringing_gradients(
 def has_spilled_gradient(parameter: torch.Tensor) -> bool:
     """Whether a parameter's gradient is on the drive."""
     return any(gradients.has(parameter) for gradients in _gradients([parameter]))
+
+
+def hand_over(parameters: Sequence[torch.Tensor], taken: Callable[[torch.Tensor], bool]) -> None:
+    """Keep gradients of which `taken` says so from being spilled when they are complete."""
+    for gradients in _gradients(parameters):
+        gradients.hand_over(parameters, taken)
 
 
 def fetch_ahead(parameters: Sequence[torch.Tensor], *, gradients_only: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -15,6 +15,7 @@ from tensorspill.residency.accumulation import Accumulation
 from tensorspill.residency.clock import TransferClock
 from tensorspill.residency.guards import Uncopyable
 from tensorspill.residency.packs import Pack, PackStore, lay_out
+from tensorspill.residency.spent import SpentGradient
 from tensorspill.residency.trim import trim
 from tensorspill.spill.file import SpillFile
 
@@ -66,6 +67,7 @@ class SpilledGradients(Uncopyable):
         self._placeholders: dict[torch.Tensor, torch.Tensor] = {}
         self._expected: set[torch.Tensor] = set()
         self._filled: dict[Pack, set[torch.Tensor]] = {}
+        self._takers: dict[torch.Tensor, Callable[[torch.Tensor], bool]] = {}
         self._passes: set[int] = set()
         self._accumulation = Accumulation(self._before, self._accumulated)
         self._numbers = 0
@@ -82,10 +84,31 @@ class SpilledGradients(Uncopyable):
                 self._placeholders[parameter] = _nothing_like(parameter)
                 self._accumulation.watch(parameter)
 
+    def hand_over(
+        self, parameters: Iterable[torch.Tensor], taken: Callable[[torch.Tensor], bool]
+    ) -> None:
+        """Leave gradients in memory, when they are complete, to one who takes them at once.
+
+        Parameters
+        ----------
+        parameters : iterable of torch.Tensor
+            Those whose gradients are not spilled are left alone.
+        taken : callable
+            Says in the middle of backward whether a parameter's gradient will be taken. Where an
+            earlier backward has spilled a part of it, the sum is to be had by `bringing`.
+        """
+        with self._lock:
+            self._takers.update((p, taken) for p in parameters if p in self._packs)
+
     def has(self, parameter: torch.Tensor) -> bool:
-        """Whether a gradient of this parameter is on the drive, or on its way there."""
+        """Whether a gradient of this parameter is on the drive, or on its way there.
+
+        That counts in the middle of backward as well, while more is about to be added to it.
+        """
         pack = self._packs.get(parameter)
-        return pack is not None and parameter in pack.present and self._is_away(parameter)
+        if pack is None or parameter not in pack.present:
+            return False
+        return self._is_away(parameter) or parameter in self._expected
 
     def memory_for(self, parameters: Iterable[torch.Tensor]) -> int:
         """Return how many bytes of the budget it takes to bring these parameters' gradients."""
@@ -97,9 +120,9 @@ class SpilledGradients(Uncopyable):
     ) -> Iterator[None]:
         """Return a context in which ``parameter.grad`` of each is in memory.
 
-        At its end they are placeholders again, and those that were set to None are forgotten.
-        Gradients that are not spilled are left alone. May be nested in
-        `Residency.updating_parameters`.
+        At its end they are placeholders again, and those that were set to None, or to a
+        `SpentGradient`, are forgotten. Gradients that are not spilled are left alone. May be nested
+        in `Residency.updating_parameters`.
 
         Parameters
         ----------
@@ -202,11 +225,12 @@ class SpilledGradients(Uncopyable):
             gradient = parameter.grad
             adding = parameter in self._expected
             self._expected.discard(parameter)
-            if gradient is None:
+            taken = _is_taken(self._takers.get(parameter), parameter)
+            if gradient is None or isinstance(gradient, SpentGradient):
                 return
             pack = self._packs[parameter]
             stays = gradient.requires_grad or gradient.layout is not torch.strided
-            if stays and not adding:
+            if (stays or taken) and not adding:
                 return
             self._watch_end()
             self._hold_to_change(pack)
@@ -224,7 +248,8 @@ class SpilledGradients(Uncopyable):
                 pack.pins -= 1
             if pack not in self._filled:
                 del gradient
-                self._store.write(pack)
+                if not taken:
+                    self._store.write(pack)
                 trim(self._spare)
 
     def _filled_one(self, pack: Pack, parameter: torch.Tensor) -> None:
@@ -295,7 +320,7 @@ class SpilledGradients(Uncopyable):
     def _put_away(self, parameter: torch.Tensor, changed: bool) -> None:
         """Replace a gradient that was brought by the placeholder again."""
         pack, gradient = self._packs[parameter], parameter.grad
-        if gradient is None:
+        if gradient is None or isinstance(gradient, SpentGradient):
             self._forget(parameter)
             return
         view = pack.view(parameter)
@@ -327,6 +352,10 @@ class SpilledGradients(Uncopyable):
         if not pack.present and not pack.pins:
             self._filled.pop(pack, None)
             self._store.drop(pack)
+
+
+def _is_taken(taken: Callable[[torch.Tensor], bool] | None, parameter: torch.Tensor) -> bool:
+    return taken is not None and taken(parameter)
 
 
 def _nothing_like(parameter: torch.Tensor) -> torch.Tensor:

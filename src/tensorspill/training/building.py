@@ -20,11 +20,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from tensorspill.errors import UnsupportedError
 from tensorspill.pool.trim import trim
 from tensorspill.residency.statistics import spillable
+from tensorspill.residency.uses import UseMode
 from tensorspill.spill.file import Folder
 from tensorspill.swap.swapper import ParameterSwapper, SwapStatus
 from tensorspill.training.offloading import attach, divided
 from tensorspill.training.options import OffloadOptions, check_options
-from tensorspill.training.uses import UseMode
 
 __all__ = ["init"]
 

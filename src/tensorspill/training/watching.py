@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tensorspill.residency import Residency
-from tensorspill.training.uses import UseMode
+from tensorspill.residency.uses import UseMode
 
 __all__ = ["ForwardWatch"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["UseMode", "used"]
+__all__ = ["UseMode", "looks_at_values", "used"]
 
 #: Attributes that give access to the values; all others are about shape, dtype and so on.
 _VALUES = frozenset(("data", "T", "mT", "H", "mH", "real", "imag"))
@@ -66,7 +66,7 @@ class UseMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func` between `before` and `after`."""
         kwargs = kwargs or {}
-        if not _looks_at_values(func):
+        if not looks_at_values(func):
             return func(*args, **kwargs)
         self._before(list(used((args, kwargs))))
         try:
@@ -87,7 +87,8 @@ def used(arguments: Any) -> Iterator[torch.Tensor]:
         yield from used(list(arguments.values()))
 
 
-def _looks_at_values(func: Any) -> bool:
+def looks_at_values(func: Any) -> bool:
+    """Whether a function of torch may look at the values of its tensors, or change them."""
     name = getattr(func, "__name__", "")
     if name == "__get__":
         return getattr(getattr(func, "__self__", None), "__name__", "") in _VALUES
