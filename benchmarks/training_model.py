@@ -14,7 +14,7 @@ from tensorspill.optimizer import SpilledOptimizer
 from tensorspill.residency.staging import modest
 from tensorspill.training import Offloaded, init, offloaded
 
-__all__ = ["Case", "Spilled", "Stack", "calibrated", "step"]
+__all__ = ["Case", "InMemory", "Spilled", "Stack", "calibrated", "step"]
 
 #: Parameters of less than this stay in memory.
 SMALLEST = 16 << 10
@@ -75,6 +75,26 @@ class Case:
         return torch.randn(self.rows, self.width, generator=generator)
 
 
+class InMemory:
+    """The model and its optimizer in memory.
+
+    Attributes
+    ----------
+    loss : float
+        Of the last step.
+    """
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        self.model = Stack(case.blocks, case.width)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.loss = 0.0
+
+    def step(self, batch: torch.Tensor) -> None:
+        """Take a step."""
+        self.loss = step(self.model, self.optimizer, batch)
+
+
 class Spilled:
     """The model with parameters, gradients and optimizer states on the drive.
 
@@ -84,9 +104,18 @@ class Spilled:
     folder : Path
     resident, optimizer : int
         Budgets in bytes.
+    in_backward : bool
+        Step in the middle of backward.
     """
 
-    def __init__(self, case: Case, folder: Path, resident: int, optimizer: int) -> None:
+    def __init__(
+        self,
+        case: Case,
+        folder: Path,
+        resident: int,
+        optimizer: int,
+        in_backward: bool = False,
+    ) -> None:
         torch.manual_seed(0)
         with init(folder, resident, gradients="spilled", min_bytes=SMALLEST):
             self.model = Stack(case.blocks, case.width)
@@ -97,6 +126,7 @@ class Spilled:
             folder=folder,
             budget=optimizer,
             min_bytes=SMALLEST,
+            in_backward=in_backward,
             engine=modest(optimizer, "cpu", {}),
             lr=1e-4,
             fused=True,

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import time
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
 
+from benchmarks.beside import Mover, stolen_seconds
 from benchmarks.report import SuiteReport
-from benchmarks.rows import Row, at_least, at_most, figure, judge
+from benchmarks.rows import Row, Verdict, at_least, at_most, figure, judge
 from benchmarks.setting import FULL, QUICK, Setting
-from benchmarks.training_model import Case, Spilled, Stack, calibrated, step
+from benchmarks.training_model import Case, InMemory, Spilled, calibrated, step
 from tensorspill import timeline
-from tensorspill.demo.drive import DriveRate, measure
-from tensorspill.profiling.clock import Sample
-from tensorspill.profiling.rounds import Results, noise_floor
+from tensorspill.demo.drive import measure
+from tensorspill.profiling.clock import Sample, timed
+from tensorspill.profiling.rounds import Results, cpu_seconds, noise_floor
 
 __all__ = ["run"]
 
@@ -30,89 +31,166 @@ WARM_UP = 2
 
 
 def run(setting: Setting) -> SuiteReport:
-    """Measure steps from the drive, steps in memory, and the drive, in turn."""
+    """Measure steps from the drive, steps in memory, and the drive, in turn.
+
+    Once computing on all cores, and once with a core left to whatever serves the drive.
+    """
+    threads = torch.get_num_threads()
+    reports = [_run(setting, cores) for cores in sorted({threads, max(1, threads - 1)})[::-1]]
+    torch.set_num_threads(threads)
+    return SuiteReport(
+        [row for report in reports for row in report.rows],
+        [note for report in reports for note in report.notes],
+        {name: results for report in reports for name, results in report.results.items()},
+    )
+
+
+def _run(setting: Setting, cores: int) -> SuiteReport:
+    on = "" if cores == torch.get_num_threads() else f" on {cores} of its cores"
+    torch.set_num_threads(cores)
+    setting.tick(f"calibrating{on}")
     width = {FULL.large: 1024, QUICK.large: 512}.get(setting.sizes.large, 64)
     block = Case(BLOCKS, width, 0).block_bytes
-    setting.tick("calibrating")
-    probe = Spilled(Case(BLOCKS, width, 0), setting.folder, RESIDENT * block, STATES * block)
+    budgets = (RESIDENT * block, STATES * block)
+    probe = Spilled(Case(BLOCKS, width, 0), setting.folder, *budgets)
     rate = measure(probe.handle.swapper.file)
     probe.close()
     case = calibrated(BLOCKS, width, MOVED * BLOCKS * block / rate.of_mix(3, 2))
-    spilled = Spilled(case, setting.folder, RESIDENT * block, STATES * block)
-    torch.manual_seed(0)
-    model = Stack(case.blocks, case.width)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    samples: dict[str, list[Sample | None]] = {"spilled": [], "bound": [], "compute": []}
-    records: list[timeline.StepRecord] = []
-    rates: list[DriveRate] = []
+    ways = [
+        _Way(SUITE + on, Spilled(case, setting.folder, *budgets)),
+        _Way(
+            f"{SUITE}{on}, optimizer in backward",
+            Spilled(case, setting.folder, *budgets, in_backward=True),
+        ),
+    ]
+    memory, beside, mover = InMemory(case), InMemory(case), Mover(setting.folder)
     with timeline.recording() as recorded:
         for number in range(WARM_UP + setting.rounds):
-            setting.tick(f"step {number + 1}")
+            setting.tick(f"step {number + 1}{on}")
             batch = case.batch(number)
-            begun = time.perf_counter()
-            expected = step(model, optimizer, batch)
-            compute = time.perf_counter() - begun
-            with recorded.step():
-                found = step(spilled.model, spilled.optimizer, batch)
-            if found != expected:
-                raise AssertionError(f"The losses differ: {found} and {expected}")
-            record = recorded.steps[-1]
-            rate = measure(spilled.handle.swapper.file)
-            if number < WARM_UP:
-                continue
-            drive = record.nbytes / rate.of_mix(record.bytes_read, record.bytes_written)
-            samples["spilled"].append(Sample(record.seconds, record.nbytes))
-            samples["bound"].append(Sample(max(compute, drive), record.nbytes))
-            samples["compute"].append(Sample(compute, 0))
-            records.append(record)
-            rates.append(rate)
-    spilled.close()
-    return _report(case, Results(samples), records, rates)
-
-
-def _report(
-    case: Case,
-    results: Results,
-    records: list[timeline.StepRecord],
-    rates: list[DriveRate],
-) -> SuiteReport:
-    ratio = results.spread_of_ratios("spilled", "bound", _seconds)
-    compute = [sample.seconds for sample in results.samples["compute"] if sample]
-    noise = noise_floor([a / b for a, b in pairwise(compute)])
-    of_drive = [
-        (r.nbytes / rate.of_mix(r.bytes_read, r.bytes_written)) / seconds
-        for r, rate, seconds in zip(records, rates, compute, strict=True)
-    ]
-    hidden = statistics.median(record.hidden_pct for record in records)
+            alone = timed(lambda batch=batch: memory.step(batch), 0, setting.idle)
+            for way in setting.chance.sample(ways, len(ways)):
+                with recorded.step():
+                    way.step(batch, memory.loss, setting.idle)
+                record = recorded.steps[-1]
+                with mover.moving(record.bytes_read, record.bytes_written):
+                    both = timed(lambda batch=batch: beside.step(batch), record.nbytes)
+                if number >= WARM_UP:
+                    way.note(record, alone, both)
+    mover.close()
+    for way in ways:
+        way.spilled.close()
     return SuiteReport(
-        [
-            Row(
-                SUITE,
-                "parameters, gradients and states spilled",
-                results.median("spilled", _seconds),
-                "s",
-                "max(compute alone, bytes / own rate)",
-                results.median("bound", _seconds),
-                ratio,
-                at_most(1.15),
-                noise,
-                judge(ratio.median if ratio else None, at_most(1.15), noise),
-            ),
-            figure(SUITE, "transfers hidden", hidden, "%", at_least(85)),
-            figure(SUITE, "rate in the step", _median_rate(records), "GB/s"),
-        ],
-        [
-            f"step: {case.blocks} blocks of {case.block_bytes / 2**20:.1f} MiB, {case.rows} rows; "
-            f"the bytes alone take {statistics.median(of_drive):.2f} times as long as compute "
-            "alone; losses equal to those in memory to the last bit"
-        ],
-        {"step": results},
+        [row for way in ways for row in way.rows()],
+        [_note(case, on, ways)],
+        {way.name: Results(way.samples) for way in ways},
+    )
+
+
+class _Way:
+    """Steps from the drive, one way.
+
+    Parameters
+    ----------
+    name : str
+        What rows call it.
+    spilled : Spilled
+    """
+
+    def __init__(self, name: str, spilled: Spilled) -> None:
+        self.name = name
+        self.spilled = spilled
+        self.samples: dict[str, list[Sample | None]] = {
+            "spilled": [],
+            "bound": [],
+            "compute": [],
+            "beside": [],
+        }
+        self.records: list[timeline.StepRecord] = []
+        self.of_drive: list[float] = []
+        self.stolen: list[float] = []
+        self._taken = Sample(0.0, 0)
+        self._stolen = 0.0
+
+    def step(self, batch: torch.Tensor, expected: float, idle: float) -> None:
+        """Take a step, and check that the loss is that in memory."""
+        losses: list[float] = []
+        before = stolen_seconds()
+        self._taken = timed(
+            lambda: losses.append(step(self.spilled.model, self.spilled.optimizer, batch)), 0, idle
+        )
+        self._stolen = stolen_seconds() - before
+        if losses != [expected]:
+            raise AssertionError(f"{self.name}: the losses differ: {losses[0]} and {expected}")
+
+    def note(self, record: timeline.StepRecord, alone: Sample, beside: Sample) -> None:
+        """Count the step that was taken.
+
+        Parameters
+        ----------
+        record : StepRecord
+            Of it.
+        alone, beside : Sample
+            A step in memory of the same round, with nothing else to do and with the same bytes
+            moved meanwhile.
+        """
+        rate = measure(self.spilled.handle.swapper.file)
+        drive = record.nbytes / rate.of_mix(record.bytes_read, record.bytes_written)
+        self.samples["spilled"].append(Sample(record.seconds, record.nbytes, self._taken.cpu))
+        self.samples["bound"].append(Sample(max(alone.seconds, drive), record.nbytes))
+        self.samples["compute"].append(alone)
+        self.samples["beside"].append(beside)
+        self.records.append(record)
+        self.of_drive.append(drive / alone.seconds)
+        self.stolen.append(self._stolen)
+
+    def rows(self) -> list[Row]:
+        """Return what was measured."""
+        results = Results(self.samples)
+        ratio = results.spread_of_ratios("spilled", "bound", _seconds)
+        compute = [sample.seconds for sample in results.samples["compute"] if sample]
+        noise = noise_floor([a / b for a, b in pairwise(compute)])
+        row = Row(
+            self.name,
+            "parameters, gradients and states spilled",
+            results.median("spilled", _seconds),
+            "s",
+            "max(compute alone, bytes / own rate)",
+            results.median("bound", _seconds),
+            ratio,
+            at_most(1.15),
+            noise,
+            judge(ratio.median if ratio else None, at_most(1.15), noise),
+        )
+        beside = replace(
+            row,
+            reference="in memory, while the engine moves the same bytes",
+            theirs=results.median("beside", _seconds),
+            ratio=results.spread_of_ratios("spilled", "beside", _seconds),
+            bound=None,
+            verdict=Verdict.REPORTED,
+        )
+        hidden = statistics.median(record.hidden_pct for record in self.records)
+        rate = statistics.median(record.gbps for record in self.records)
+        used = [results.median(case, cpu_seconds) or 0.0 for case in ("spilled", "compute")]
+        return [
+            row,
+            beside,
+            figure(self.name, "transfers hidden", hidden, "%", at_least(85)),
+            figure(self.name, "rate in the step", rate, "GB/s"),
+            figure(self.name, "CPU time beyond that in memory", used[0] - used[1], "s"),
+            figure(self.name, "CPU time stolen by the host", statistics.median(self.stolen), "s"),
+        ]
+
+
+def _note(case: Case, on: str, ways: list[_Way]) -> str:
+    times = " and ".join(f"{statistics.median(way.of_drive):.2f}" for way in ways)
+    return (
+        f"step{on}: {case.blocks} blocks of {case.block_bytes / 2**20:.1f} MiB, {case.rows} rows; "
+        f"the bytes alone take {times} times as long as compute alone; losses equal to those in "
+        "memory to the last bit"
     )
 
 
 def _seconds(sample: Sample) -> float:
     return sample.seconds
-
-
-def _median_rate(records: list[timeline.StepRecord]) -> float:
-    return statistics.median(record.gbps for record in records)
