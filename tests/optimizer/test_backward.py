@@ -4,6 +4,7 @@ import copy
 import gc
 import logging
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ from tests.residency.models import (
 )
 
 AdamW = torch.optim.AdamW
-BUDGET = {"budget": "448KiB", "in_backward": True}
+BUDGET: dict[str, Any] = {"budget": "448KiB", "in_backward": True}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -163,7 +164,8 @@ def test_every_kind_of_model(kind, gradients, tmp_path):
 def test_the_smallest_budget(kind, tmp_path):
     """Where backward leaves no room for what is ready, the step makes it."""
     ours, theirs = models(kind)
-    options = {"min_bytes": 500, "blocks": list(ours.blocks), "gradients": "spilled"}
+    options: dict[str, Any] = {"min_bytes": 500, "gradients": "spilled"}
+    options["blocks"] = list(ours.blocks)
     offload(ours, tmp_path / "model", smallest_budget(ours, **options), **options)
     reference = AdamW(theirs.parameters(), lr=0.01)
     parameters = ours.parameters()
