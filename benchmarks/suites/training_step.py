@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -56,28 +57,27 @@ def _run(setting: Setting, cores: int) -> SuiteReport:
     rate = measure(probe.handle.swapper.file)
     probe.close()
     case = calibrated(BLOCKS, width, MOVED * BLOCKS * block / rate.of_mix(3, 2))
-    ways = [
-        _Way(SUITE + on, Spilled(case, setting.folder, *budgets)),
-        _Way(
-            f"{SUITE}{on}, optimizer in backward",
-            Spilled(case, setting.folder, *budgets, in_backward=True),
-        ),
-    ]
-    memory, beside, mover = InMemory(case), InMemory(case), Mover(setting.folder)
+    after = _Way(SUITE + on, Spilled(case, setting.folder, *budgets))
+    early = _Way(
+        f"{SUITE}{on}, optimizer in backward",
+        Spilled(case, setting.folder, *budgets, in_backward=True),
+    )
+    memory, other, mover = InMemory(case), InMemory(case), Mover(setting.folder)
     with timeline.recording() as recorded:
         for number in range(WARM_UP + setting.rounds):
             setting.tick(f"step {number + 1}{on}")
             batch = case.batch(number)
-            alone = timed(lambda batch=batch: memory.step(batch), 0, setting.idle)
-            for way in setting.chance.sample(ways, len(ways)):
+            alone = timed(partial(memory.step, batch), 0, setting.idle)
+            for way in setting.chance.sample([after, early], 2):
                 with recorded.step():
                     way.step(batch, memory.loss, setting.idle)
-                record = recorded.steps[-1]
-                with mover.moving(record.bytes_read, record.bytes_written):
-                    both = timed(lambda batch=batch: beside.step(batch), record.nbytes)
                 if number >= WARM_UP:
-                    way.note(record, alone, both)
+                    way.note(recorded.steps[-1], alone)
+            if number >= WARM_UP:
+                moved = early.records[-1]
+                early.note_beside(timed(partial(_beside, mover, moved, other, batch), moved.nbytes))
     mover.close()
+    ways = [after, early]
     for way in ways:
         way.spilled.close()
     return SuiteReport(
@@ -85,6 +85,13 @@ def _run(setting: Setting, cores: int) -> SuiteReport:
         [_note(case, on, ways)],
         {way.name: Results(way.samples) for way in ways},
     )
+
+
+def _beside(
+    mover: Mover, record: timeline.StepRecord, model: InMemory, batch: torch.Tensor
+) -> None:
+    with mover.moving(record.bytes_read, record.bytes_written):
+        model.step(batch)
 
 
 class _Way:
@@ -100,12 +107,8 @@ class _Way:
     def __init__(self, name: str, spilled: Spilled) -> None:
         self.name = name
         self.spilled = spilled
-        self.samples: dict[str, list[Sample | None]] = {
-            "spilled": [],
-            "bound": [],
-            "compute": [],
-            "beside": [],
-        }
+        cases = ("spilled", "bound", "compute", "beside")
+        self.samples: dict[str, list[Sample | None]] = {case: [] for case in cases}
         self.records: list[timeline.StepRecord] = []
         self.of_drive: list[float] = []
         self.stolen: list[float] = []
@@ -123,23 +126,26 @@ class _Way:
         if losses != [expected]:
             raise AssertionError(f"{self.name}: the losses differ: {losses[0]} and {expected}")
 
-    def note(self, record: timeline.StepRecord, alone: Sample, beside: Sample) -> None:
+    def note_beside(self, beside: Sample) -> None:
+        """Count a step in memory, with the bytes of the last step moved meanwhile."""
+        self.samples["beside"][-1] = beside
+
+    def note(self, record: timeline.StepRecord, alone: Sample) -> None:
         """Count the step that was taken.
 
         Parameters
         ----------
         record : StepRecord
             Of it.
-        alone, beside : Sample
-            A step in memory of the same round, with nothing else to do and with the same bytes
-            moved meanwhile.
+        alone : Sample
+            A step in memory of the same round.
         """
         rate = measure(self.spilled.handle.swapper.file)
         drive = record.nbytes / rate.of_mix(record.bytes_read, record.bytes_written)
         self.samples["spilled"].append(Sample(record.seconds, record.nbytes, self._taken.cpu))
         self.samples["bound"].append(Sample(max(alone.seconds, drive), record.nbytes))
         self.samples["compute"].append(alone)
-        self.samples["beside"].append(beside)
+        self.samples["beside"].append(None)
         self.records.append(record)
         self.of_drive.append(drive / alone.seconds)
         self.stolen.append(self._stolen)
@@ -175,7 +181,7 @@ class _Way:
         used = [results.median(case, cpu_seconds) or 0.0 for case in ("spilled", "compute")]
         return [
             row,
-            beside,
+            *([beside] if beside.theirs is not None else []),
             figure(self.name, "transfers hidden", hidden, "%", at_least(85)),
             figure(self.name, "rate in the step", rate, "GB/s"),
             figure(self.name, "CPU time beyond that in memory", used[0] - used[1], "s"),
