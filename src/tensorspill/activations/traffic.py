@@ -58,8 +58,9 @@ class Traffic:
         self.counts = dict.fromkeys(
             ("bytes_in", "from_memory", "ahead", "awaited", "on_demand", "beyond_budget"), 0
         )
-        #: Fewer transfers cost the processor less; while one half is used, the other is read.
-        self._batch_bytes = pool.capacity // 2
+        #: Fewer transfers cost the processor less. Of half the pool, backward waited for the drive
+        #: where the budget holds only a few tensors.
+        self._batch_bytes = pool.capacity // 4
         self._serials: list[int] = []
         self._ranges: dict[int, weakref.ref[StoredRange]] = {}
 
