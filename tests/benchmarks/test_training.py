@@ -7,11 +7,11 @@ from benchmarks.report import markdown
 from benchmarks.setting import TINY
 
 #: Optimizer builds DeepSpeed's operator, for minutes.
-LONG = ("memory", "optimizer", "activations")
+LONG = ("step", "memory", "optimizer")
 
 
 @pytest.mark.parametrize(
-    "suite", ["step", *(pytest.param(s, marks=pytest.mark.thorough) for s in LONG)]
+    "suite", ["activations", *(pytest.param(s, marks=pytest.mark.thorough) for s in LONG)]
 )
 def test_suite(suite, tmp_path):
     report = training.measure(tmp_path, [suite], 1, TINY, seed=0)

@@ -30,7 +30,7 @@ class Child:
         self.pid = pid
         self._pipe = pipe
 
-    def result(self, timeout: float = 60) -> Any:
+    def result(self, timeout: float = 300) -> Any:
         """Return what the function returned."""
         deadline = time.monotonic() + timeout
         data = b""
@@ -75,7 +75,7 @@ def start_child(function: Callable[[], Any]) -> Child:
     return Child(pid, reading)
 
 
-def in_child(function: Callable[[], Result], timeout: float = 60) -> Result:
+def in_child(function: Callable[[], Result], timeout: float = 300) -> Result:
     """Run `function` in a forked child and return its result.
 
     Raises
