@@ -71,6 +71,7 @@ def killed(child):
         os.waitpid(child.pid, 0)
 
 
+@pytest.mark.thorough  # the next one tries every step of a commit
 def test_killed_at_fifty_random_moments(root):
     started = time.perf_counter()
     root.begin("timed").result()
