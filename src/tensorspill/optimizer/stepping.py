@@ -74,20 +74,36 @@ class Stepper:
         """
         with visiting(portion.parameters):
             states = self.spilled(portion)
-            self._tensors.acquire(states, upcoming())
-            if following is not None:
-                fetch_ahead(following.parameters)
-            finished = False
             try:
+                self._tensors.acquire(states, upcoming())
+                if following is not None:
+                    fetch_ahead(following.parameters)
                 with HeldInterrupts():
-                    with span("compute", "optimizer"):
-                        self._compute(groups, portion, scaler or {})
-                    done()
-                    finished = True
-            finally:
-                self._tensors.unpin(states, changed=finished)
+                    self._update(groups, portion, states, done, scaler or {})
+            except BaseException:
+                # A Ctrl-C may come after they were pinned, and before the update or after it.
+                self._tensors.unpin([s for s in states if s.entry.pins], changed=False)
+                raise
         self._spill_new(portion)
         self._tensors.memory.tidy(upcoming())
+
+    def _update(
+        self,
+        groups: Sequence[Group],
+        portion: Portion,
+        states: Sequence[StateTensor],
+        done: Callable[[], None],
+        scaler: Mapping[str, Any],
+    ) -> None:
+        """Update a portion, and let its state go; nothing may interrupt this."""
+        finished = False
+        try:
+            with span("compute", "optimizer"):
+                self._compute(groups, portion, scaler)
+            done()
+            finished = True
+        finally:
+            self._tensors.unpin(states, changed=finished)
 
     def make_eager_state(self, groups: Sequence[Group], portion: Portion) -> None:
         """Make and spill what the class has of a portion before its first step."""

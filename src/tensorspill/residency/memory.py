@@ -76,8 +76,12 @@ class ResidentMemory:
 
         After an error nothing is pinned that was not before.
         """
-        self._pin(entries, 1)
+        pinned = False
         try:
+            # A Ctrl-C that was held back comes at the end of this block.
+            with HeldInterrupts():
+                self._pin(entries, 1)
+                pinned = True
             self.store.collect()
             self._count(entries)
             self._bring(entries)
@@ -87,7 +91,8 @@ class ResidentMemory:
                 self._bring(entries)  # once more, if a Ctrl-C has cancelled the transfer
             self.pace.given = time.perf_counter()
         except BaseException:
-            self._pin(entries, -1)
+            if pinned:
+                self._pin(entries, -1)
             raise
 
     def unpin(self, entries: Iterable[Spilled], *, changed: bool = False) -> None:
