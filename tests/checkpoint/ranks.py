@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from tests.faults.child import Child, start_child
+from tests.faults.child import Child, ChildError, start_child
 
 __all__ = ["Job", "connect", "job", "run", "store_server", "wait_for", "written"]
 
@@ -63,8 +63,16 @@ class Job:
         self.children = children
 
     def results(self, timeout: float = _HANGS) -> list[Any]:
-        """Wait for all ranks and return what each returned."""
-        return [child.result(timeout) for child in self.children]
+        """Wait for all ranks and return what each returned; the errors of all are raised as one."""
+        found, errors = [], []
+        for rank, child in enumerate(self.children):
+            try:
+                found.append(child.result(timeout))
+            except ChildError as error:
+                errors.append(f"rank {rank}: {error}")
+        if errors:
+            raise ChildError("\n".join(errors))
+        return found
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What counts as replicated, in real groups: and that nothing else is ever cut."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tensorspill import checkpoint
 from tensorspill.checkpoint import Limits
+from tensorspill.checkpoint.distributed.replication import Replicas
 from tensorspill.errors import UnsupportedError
 from tests.checkpoint.ranks import run, written
 
@@ -161,3 +163,31 @@ def test_a_group_that_changes_between_saves_gets_plans_of_its_own(tmp_path):
         state = {"w": torch.zeros(4096)}
         checkpoint.load(state, tmp_path / str(number))
         assert torch.equal(state["w"], torch.arange(4096.0))
+
+
+def test_threads_that_fill_tuples_meanwhile_go_on():
+    """A look that held each of Python's objects for a moment made them fail, with SystemError."""
+
+    class Own(torch.optim.SGD):
+        pass
+
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def fill() -> None:
+        while not ended.is_set():
+            try:
+                tuple(str(number) for number in range(20))
+            except SystemError as error:
+                errors.append(error)
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    optimizer = Own(nn.Linear(2, 2).parameters(), lr=1.0)
+    replicas = Replicas((), range(2))
+    for _ in range(20):
+        replicas.look(everywhere=True)
+    ended.set()
+    filling.join()
+    assert errors == []
+    assert optimizer in replicas._optimizers

@@ -93,13 +93,15 @@ class Replicas:
         return None
 
     def _find(self) -> None:
-        ddp = torch.nn.parallel.DistributedDataParallel
-        for item in gc.get_objects():
+        ddp, optimizer = torch.nn.parallel.DistributedDataParallel, torch.optim.Optimizer
+        # An object refers to its class. To go through gc.get_objects() instead would make other
+        # threads fail: a tuple that one of them is just filling must be nobody else's.
+        for item in gc.get_referrers(*_with_subclasses(ddp), *_with_subclasses(optimizer)):
             # Not isinstance, which runs code of whatever object this is.
             bases = type(item).__mro__
             if ddp in bases:
                 self._modules.add(item)
-            elif torch.optim.Optimizer in bases:
+            elif optimizer in bases:
                 self._optimizers.add(item)
 
     def _add(self, tensor: torch.Tensor, claim: Claim) -> None:
@@ -110,6 +112,11 @@ class Replicas:
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
                 self._add(value, claim._replace(why=f"{claim.why}, optimizer's {key}"))
+
+
+def _with_subclasses(cls: type) -> list[type]:
+    """Return a class and all that derive from it."""
+    return [cls, *(each for child in cls.__subclasses__() for each in _with_subclasses(child))]
 
 
 def patterns(vouched: Iterable[str]) -> tuple[str, ...]:
