@@ -181,10 +181,10 @@ def test_threads_that_fill_tuples_meanwhile_go_on():
             except SystemError as error:
                 errors.append(error)
 
-    filling = threading.Thread(target=fill)
-    filling.start()
     optimizer = Own(nn.Linear(2, 2).parameters(), lr=1.0)
     replicas = Replicas((), range(2))
+    filling = threading.Thread(target=fill)
+    filling.start()
     for _ in range(20):
         replicas.look(everywhere=True)
     ended.set()
