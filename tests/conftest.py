@@ -27,7 +27,7 @@ FIRST = (
 
 # A slow drive or a busy machine must not fail a test, so examples have no deadline. Many more of
 # them: pytest --hypothesis-profile=exhaustive
-hypothesis.settings.register_profile("tensorspill", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("tensorspill", deadline=None, max_examples=10)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=100)
 hypothesis.settings.register_profile("exhaustive", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("thorough" if os.environ.get(THOROUGH) else "tensorspill")

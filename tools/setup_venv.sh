@@ -59,7 +59,8 @@ make_venv() {
 }
 
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
-install() { pip install -qq --constraint constraints.txt "$@"; }
+# Most modules of large packages are never imported, so each is compiled when it first is.
+install() { pip install -qq --no-compile --constraint constraints.txt "$@"; }
 
 has_gpu() { [ -e /dev/nvidiactl ]; }
 has_torch() {

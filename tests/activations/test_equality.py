@@ -16,6 +16,7 @@ from tensorspill.residency import Residency
 from tensorspill.swap import ParameterSwapper
 from tests.activations.helpers import check_free, gradients, same, spilling
 from tests.residency.models import KINDS, batches, loss_of
+from tests.thorough import examples
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -172,7 +173,7 @@ OPERATIONS = {
 }
 
 
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=examples(20))
 @hypothesis.given(
     st.lists(
         st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 99), st.integers(0, 99)),

@@ -6,13 +6,9 @@ from benchmarks import training
 from benchmarks.report import markdown
 from benchmarks.setting import TINY
 
-#: Optimizer builds DeepSpeed's operator, for minutes.
-LONG = ("step", "memory", "optimizer")
 
-
-@pytest.mark.parametrize(
-    "suite", ["activations", *(pytest.param(s, marks=pytest.mark.thorough) for s in LONG)]
-)
+@pytest.mark.thorough  # optimizer builds DeepSpeed's operator, for minutes
+@pytest.mark.parametrize("suite", ["activations", "step", "memory", "optimizer"])
 def test_suite(suite, tmp_path):
     report = training.measure(tmp_path, [suite], 1, TINY, seed=0)
     assert list(tmp_path.iterdir()) == []

@@ -223,6 +223,7 @@ def test_saving_in_the_background(tmp_path):
     assert any("[" in name for file in files.values() for name in file)
 
 
+@pytest.mark.thorough
 def test_sharded_state_in_the_background(tmp_path):
     def act(rank: int) -> None:
         model, optimizer = models.build("hsdp")

@@ -163,6 +163,7 @@ def test_a_rank_that_comes_late_is_waited_for(tmp_path):
     check(tmp_path, {2})
 
 
+@pytest.mark.thorough
 def test_a_slow_writer_is_waited_for(tmp_path, monkeypatch):
     def act(rank: int) -> Any:
         from tensorspill.checkpoint.distributed import board
@@ -346,6 +347,7 @@ def test_a_rank_killed_during_an_asynchronous_save(tmp_path):
     check(tmp_path, {1, 2})
 
 
+@pytest.mark.thorough
 def test_an_error_in_the_background_is_raised_by_the_next_save_of_all(tmp_path):
     with small_file_system(tmp_path, 24 << 20) as folder:
 
@@ -367,6 +369,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_save_of_all(tmp_path):
         check(folder, {4})
 
 
+@pytest.mark.thorough
 def test_models_go_on_after_a_failed_save(tmp_path):
     """The whole of it: training, a save that fails, training on, a save, and back."""
 

@@ -28,6 +28,7 @@ from tests.faults.child import start_child
 from tests.faults.file_systems import small_file_system
 from tests.faults.fuse import faulty_file_system
 from tests.faulty_drive.rules import Rule
+from tests.thorough import examples
 
 SMALL: dict[str, Any] = {"buffer_bytes": 8192, "buffers": 3}
 
@@ -102,7 +103,7 @@ def test_pieces_of_any_size(tmp_path, sizes):
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(40))
 def test_it_reads_like_any_other_file(tmp_path, data):
     path = tmp_path / "a"
     size = data.draw(st.sampled_from([0, 1, 8191, 8192, 100_001]))

@@ -187,6 +187,7 @@ class Namespace:
         self.lr = 0.1
 
 
+@pytest.mark.thorough
 def test_deepspeed_2898_another_number_of_ranks(tmp_path):
     def save(rank: int) -> None:
         state = models.state_of(*models.build("fsdp"))

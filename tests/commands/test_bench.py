@@ -104,7 +104,9 @@ def test_output_that_is_piped_has_no_escapes_and_is_not_cut(tmp_path):
     assert "256KiB x 4 aligned" in done.stdout
 
 
-@pytest.mark.parametrize(("term", "columns"), [("dumb", 120), ("xterm", 24)])
+@pytest.mark.parametrize(
+    ("term", "columns"), [("dumb", 120), pytest.param("xterm", 24, marks=pytest.mark.thorough)]
+)
 def test_terminals(tmp_path, term, columns):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

@@ -117,7 +117,9 @@ def test_an_interrupt_ends_it_with_its_children(tmp_path):
     assert children
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert process.returncode == 130
+    # To a shell both are 130. Python ends by the signal itself if that came while exec() ran a
+    # text, as it does for each dataclass that is imported, whoever catches the exception.
+    assert process.returncode in (130, -signal.SIGINT)
     deadline = time.monotonic() + 30
     while any(os.path.exists(f"/proc/{pid}/exe") for pid in children):
         assert time.monotonic() < deadline, "a child was left behind"

@@ -234,7 +234,10 @@ def _in_child(engine: Engine, file, transfer, another) -> int:
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("how", ["Ctrl-C", "exit without closing", "python -O"])
+@pytest.mark.parametrize(
+    "how",
+    ["Ctrl-C", "exit without closing", pytest.param("python -O", marks=pytest.mark.thorough)],
+)
 def test_processes_end_well(lane: Lane, tmp_path: Path, how):
     script = """
         import faulthandler, os, signal, sys, threading

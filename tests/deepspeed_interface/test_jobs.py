@@ -42,7 +42,11 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.parametrize(
     ("handle", "optimizer"),
-    [("ours", "memory"), ("ours", "pipelined"), ("ours-swapper", "nvme")],
+    [
+        pytest.param("ours", "memory", marks=pytest.mark.thorough),
+        pytest.param("ours", "pipelined", marks=pytest.mark.thorough),
+        ("ours-swapper", "nvme"),
+    ],
 )
 def test_losses_are_those_of_training_in_memory(
     tmp_path: Path, in_memory: list[float], handle: str, optimizer: str

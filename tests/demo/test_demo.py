@@ -121,6 +121,7 @@ def test_nothing_but_the_json_is_printed_and_nothing_is_left(demonstrated):
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_people_get_a_report(tmp_path, capsys):
     status = main(["demo", "--steps", "1", "--folder", str(tmp_path)])
     said = capsys.readouterr().out

@@ -12,6 +12,7 @@ from tensorspill.doctor.examination import examine
 from tensorspill.doctor.row import Row, guarded
 from tensorspill.topology.machines import names
 from tests.doctor.trees import OPEN_MODULES, config_with_acs, gpu_tree, put
+from tests.thorough import examples
 
 LAYERS = {
     "driver", "GPU", "kvikio", "cuFile", "nvidia-fs or P2PDMA", "cufile.json", "BAR1",
@@ -177,7 +178,7 @@ def test_an_empty_folder_and_none(tmp_path):
         assert {rows[name].state for name in ("memlock", "AIO limits", "huge pages")} == {"unknown"}
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_trees_in_which_anything_is_broken(seed, tmp_path_factory):
     root, chance = tmp_path_factory.mktemp("tree"), random.Random(seed)

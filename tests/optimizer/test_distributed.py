@@ -48,6 +48,7 @@ def test_ddp_with_a_drive_for_each_rank(tmp_path):
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+@pytest.mark.thorough
 def test_state_of_shards(tmp_path):
     found = torchrun("-m", "tests.optimizer.sharded", str(tmp_path))
     assert found.count("ranks agree") == 2

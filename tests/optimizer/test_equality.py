@@ -23,6 +23,7 @@ from tests.optimizer.helpers import (
     spilled,
     train,
 )
+from tests.thorough import examples
 
 FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
 FOREACH = tuple(n for n in SEPARABLE if n not in ("Muon", "SparseAdam"))
@@ -158,7 +159,7 @@ SHAPES = st.lists(
 )
 
 
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=examples(25))
 @hypothesis.given(st.data())
 def test_any_shapes_dtypes_groups_and_gaps(tmp_path_factory, data):
     """Some parameters have no gradient in some steps; state goes through a state_dict."""

@@ -47,6 +47,7 @@ from tests.residency.models import (
     loss_of,
     units_of,
 )
+from tests.thorough import examples
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -239,7 +240,8 @@ class Program(Model):
 
 
 @hypothesis.settings(
-    max_examples=25, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=examples(25),
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(programs())
 def test_random_programs_give_the_same_bits(tmp_path, program):

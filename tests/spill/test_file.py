@@ -711,7 +711,7 @@ sys.exit(int(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.thorough), 3])
 def test_interpreter_ends_with_transfers_under_way(tmp_path: Path, code: int) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", LEAVING, str(tmp_path), str(code)],

@@ -5,6 +5,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
     import logging, sys
     logging.basicConfig(stream=sys.stdout, level=logging.WARNING)
@@ -32,6 +34,7 @@ def test_kernels_are_cached_by_the_state_of_the_sources(tmp_path: Path):
     assert run(tmp_path) == output
 
 
+@pytest.mark.thorough
 def test_no_writable_place_for_a_cache_is_a_logged_working_case(tmp_path: Path):
     (tmp_path / "file").touch()
     output = run(tmp_path / "file" / "folder")
@@ -40,6 +43,7 @@ def test_no_writable_place_for_a_cache_is_a_logged_working_case(tmp_path: Path):
     assert output.splitlines()[-1].endswith("None")
 
 
+@pytest.mark.thorough
 def test_no_room_for_the_cache_is_a_logged_working_case(tmp_path: Path):
     """A cache that can be opened but not written: the file size limit stands for a full disk."""
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, -1))\n"

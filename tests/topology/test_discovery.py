@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tensorspill.topology import Machine, discover
 from tensorspill.topology.machines import machine, names
 from tensorspill.topology.machines.sysfs_tree import write_sysfs
+from tests.thorough import examples
 from tests.topology.trees import facts, is_virtual, machines, seen
 
 KINDS = ("nodes", "bridges", "gpus", "nics", "drives", "stacks", "mounts")
@@ -43,7 +44,7 @@ def test_virtual_machines_are_found_in_sysfs_and_a_topology_file(name, tmp_path)
     assert all("says -1" in drive.why("numa_node") for drive in found.drives)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(machines())
 def test_any_machine_is_found_in_sysfs(tmp_path_factory, original):
     root = tmp_path_factory.mktemp("sysfs")
@@ -170,7 +171,7 @@ def damaged(tmp_path_factory) -> dict[str, Damaged]:
     return found
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(name=st.sampled_from(["adversarial", "gb200", "aws-p4d", "plain"]), damages=DAMAGES)
 def test_a_damaged_tree_never_raises(damaged, name, damages):
     tree = damaged[name]

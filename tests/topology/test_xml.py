@@ -11,6 +11,7 @@ from tensorspill.topology.discovery.xml_files import cpus_of_mask
 from tensorspill.topology.distances import distance
 from tensorspill.topology.machines import machine, names
 from tensorspill.topology.machines.xml_tree import hwloc_xml, nccl_xml
+from tests.thorough import examples
 from tests.topology.trees import facts, is_virtual
 
 NCCL = """<system version="1">
@@ -138,7 +139,7 @@ def texts(tmp_path_factory):
     return folder / "cut.xml", nccl_xml(original).encode(), hwloc_xml(original).encode()
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(which=st.booleans(), place=st.floats(0, 1), change=st.binary(max_size=8), cut=st.booleans())
 def test_a_cut_or_garbled_file_is_read_or_refused(texts, which, place, change, cut):
     path, nccl, hwloc = texts

@@ -26,6 +26,7 @@ from tensorspill.training import find_blocks, offload, offloaded
 from tests.faults import Rule, faulty_file_system, in_child, small_file_system
 from tests.residency.models import KINDS, VALUES, WIDTH, Model, Perceptron, batches, loss_of
 from tests.residency.test_residency import one_thread
+from tests.thorough import examples
 from tests.training.scattering import scattering
 from tests.training.trainer import Trainer, check_equal, make, train
 
@@ -140,7 +141,8 @@ class Graph(nn.Module):
 
 
 @hypothesis.settings(
-    max_examples=40, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )
 @hypothesis.given(
     tree=graphs(),

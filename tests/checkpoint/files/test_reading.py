@@ -18,6 +18,7 @@ from tests.checkpoint.files.helpers import (
     save,
     split,
 )
+from tests.thorough import examples
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def wants(draw, state):
 
 
 @given(data=st.data())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(100))
 def test_any_part_into_any_strides(data, reader, state):
     chosen = data.draw(st.lists(wants(state), max_size=5))
     done = reader.read(chosen)

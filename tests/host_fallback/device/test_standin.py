@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
         "bytes",
         "streams",
         "faults",
-        "spill",
+        pytest.param("spill", marks=pytest.mark.thorough),
         pytest.param("lifetimes", marks=pytest.mark.thorough),
     ],
 )

@@ -59,7 +59,7 @@ for kind, loaded, stored in triton_launch.KINDS.values():
 """
 
 
-@pytest.mark.parametrize("generation", [80, 90])
+@pytest.mark.parametrize("generation", [pytest.param(80, marks=pytest.mark.thorough), 90])
 def test_compiled_for_a_gpu_it_moves_sixteen_bytes_at_a_time(generation, tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", _COMPILE, str(generation)],

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from tensorspill.topology.ranks.placement import Unit
 from tensorspill.topology.writers.planner import plan_writers
 from tensorspill.topology.writers.slices import Slices
+from tests.thorough import examples
 from tests.topology.writers.plans import Question, questions
 
 optimize = pytest.importorskip("scipy.optimize", reason="the linear program needs scipy")
@@ -52,7 +53,7 @@ def least_time(question: Question, copies: int = 1) -> float:
     return float(found.fun) * unit / 1000
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(questions())
 def test_bound_is_that_of_the_linear_program(question: Question) -> None:
     plan = plan_writers(question.slices, question.placement)

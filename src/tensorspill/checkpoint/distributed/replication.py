@@ -114,9 +114,12 @@ class Replicas:
                 self._add(value, claim._replace(why=f"{claim.why}, optimizer's {key}"))
 
 
-def _with_subclasses(cls: type) -> list[type]:
+def _with_subclasses(cls: type[Any]) -> list[type[Any]]:
     """Return a class and all that derive from it."""
-    return [cls, *(each for child in cls.__subclasses__() for each in _with_subclasses(child))]
+    found = [cls]
+    for child in cls.__subclasses__():
+        found += _with_subclasses(child)
+    return found
 
 
 def patterns(vouched: Iterable[str]) -> tuple[str, ...]:
