@@ -31,6 +31,7 @@ bench: $(VENV)/.pictures
 	$(BIN)/tensorspill bench --quick $(FOLDER) --png drive.png $(ARGS)
 
 test: $(VENV)/.test
+	$(BIN)/python -m tests.warming
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 docs: $(VENV)/.test

@@ -483,6 +483,7 @@ def test_interrupted_anywhere(tmp_path):
         del loss
 
 
+@pytest.mark.thorough
 def test_importing_is_cheap():
     program = (
         "import sys, threading, tensorspill.activations\n"

@@ -53,7 +53,10 @@ def check_loaded(state: dict[str, Any]) -> None:
     models.check({"model": state["model"], "optimizer": state["optimizer"]}, "loaded")
 
 
-@pytest.mark.parametrize("own", ["planner", "writer", "both"])
+@pytest.mark.parametrize(
+    "own",
+    [*(pytest.param(each, marks=pytest.mark.thorough) for each in ("planner", "writer")), "both"],
+)
 def test_each_part_works_without_the_other(tmp_path, own):
     def act(rank: int) -> None:
         _kept, state = ddp_state()

@@ -1,6 +1,5 @@
 """Training that goes on from a checkpoint as if nothing had happened."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from tensorspill import checkpoint
 from tests.checkpoint import models
 from tests.checkpoint.ranks import run
-from tests.thorough import THOROUGH
 
 pytestmark = pytest.mark.usefixtures("preloaded")
 
@@ -48,8 +46,9 @@ def resume_all(rank: int, root: Path, size: int) -> dict[tuple[str, str], list[f
     return found
 
 
+@pytest.mark.thorough
 def test_losses_go_on_where_they_were(tmp_path):
-    sizes = (1, 2, 4) if THOROUGH in os.environ else (1, 2)
+    sizes = (1, 2, 4)
     trained = {size: run(size, train, tmp_path, size)[0] for size in sizes}
     for size in sizes:
         for (name, target), losses in run(size, resume_all, tmp_path, size)[0].items():

@@ -204,7 +204,11 @@ def test_a_wrong_command_line(wrong, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("number", "status", "left"),
-    [(signal.SIGINT, 130, 0), (signal.SIGTERM, 143, 0), (signal.SIGKILL, -9, 1)],
+    [
+        pytest.param(signal.SIGINT, 130, 0, marks=pytest.mark.thorough),
+        (signal.SIGTERM, 143, 0),
+        (signal.SIGKILL, -9, 1),
+    ],
 )
 def test_runs_that_are_ended(tmp_path, number, status, left):
     process = subprocess.Popen(

@@ -82,6 +82,7 @@ def test_a_page_holds_pictures_tables_and_what_is_missing(results, tmp_path, cap
         assert outside == []
 
 
+@pytest.mark.thorough
 def test_json_alone_is_printed(results, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["report", str(results), "--out", str(page), "--json"]) == 0
@@ -102,6 +103,7 @@ def test_csv_and_several_files_make_one_page(results, tmp_path):
     assert "node7" in text
 
 
+@pytest.mark.thorough
 def test_what_files_hold_can_not_change_the_page(tmp_path):
     evil = "\"><script>alert(1)</script><img src=http://x/>'&"
     rows = [

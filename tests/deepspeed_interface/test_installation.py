@@ -49,6 +49,7 @@ assert AsyncIOBuilder.load.__module__.startswith("deepspeed")
 
 
 @pytest.mark.skipif(not HAS_DEEPSPEED, reason="DeepSpeed is not installed")
+@pytest.mark.thorough
 def test_a_release_that_was_not_tried_is_refused() -> None:
     child("""
 import importlib.metadata
@@ -74,6 +75,7 @@ import tensorspill.deepspeed
 """)
 
 
+@pytest.mark.thorough
 def test_without_deepspeed_it_says_so() -> None:
     child("""
 import importlib.metadata as metadata

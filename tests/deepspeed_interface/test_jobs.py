@@ -13,9 +13,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
+    ),
+]
 
 
 def run(folder: Path, *arguments: str) -> dict[str, Any]:
@@ -42,11 +45,7 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 @pytest.mark.parametrize(
     ("handle", "optimizer"),
-    [
-        pytest.param("ours", "memory", marks=pytest.mark.thorough),
-        pytest.param("ours", "pipelined", marks=pytest.mark.thorough),
-        ("ours-swapper", "nvme"),
-    ],
+    [("ours", "memory"), ("ours", "pipelined"), ("ours-swapper", "nvme")],
 )
 def test_losses_are_those_of_training_in_memory(
     tmp_path: Path, in_memory: list[float], handle: str, optimizer: str
@@ -57,7 +56,6 @@ def test_losses_are_those_of_training_in_memory(
     assert any("gradient" in name for name in found["files"]) == (optimizer != "memory")
 
 
-@pytest.mark.thorough
 def test_a_handle_that_drops_writes_changes_them(tmp_path: Path, in_memory: list[float]) -> None:
     assert run(tmp_path / "job", "dropping")["losses"] != in_memory
 
@@ -71,7 +69,6 @@ def _no_own_operator() -> str | None:
 
 
 @pytest.mark.skipif(_no_own_operator() is not None, reason=str(_no_own_operator()))
-@pytest.mark.thorough  # builds the operator, for minutes
 def test_losses_are_those_of_its_own_operator(tmp_path: Path, in_memory: list[float]) -> None:
     assert run(tmp_path / "job", "own")["losses"] == in_memory
 

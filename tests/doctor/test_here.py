@@ -55,6 +55,7 @@ def test_paths_that_are_no_folders(kind, tmp_path):
     assert row.remedy
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", ["a\0b", "/proc", "/no/such/\x1b[31m[bold]\n\udcff"])
 def test_a_path_that_is_no_place_for_files(path):
     found = examine(path, limit=LIMIT)

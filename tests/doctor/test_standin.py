@@ -52,6 +52,7 @@ def test_only_through_host_memory(name, said, tmp_path):
     assert rows["auto"]["evidence"].startswith("aio: ")
 
 
+@pytest.mark.thorough
 def test_a_code_of_cufile_has_its_remedy(tmp_path):
     code = 5027
     status, rows = doctor("cufile", tmp_path, rules=f"cuFileHandleRegister={code}")

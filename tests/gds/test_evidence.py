@@ -73,6 +73,7 @@ CHOOSE = """
 """
 
 
+@pytest.mark.thorough
 def test_kvikio_is_too_old(tmp_path: Path):
     old = tmp_path / "packages" / "kvikio_cu13-24.8.0.dist-info"
     old.mkdir(parents=True)
@@ -86,6 +87,7 @@ def test_kvikio_is_too_old(tmp_path: Path):
     assert said[-1] == "aio"
 
 
+@pytest.mark.thorough
 def test_kvikio_is_not_installed(tmp_path: Path):
     script = """
         import importlib.metadata as metadata, sys

@@ -453,6 +453,7 @@ def test_a_forked_child_keeps_off(pair):
     train(module, optimizer, [2])
 
 
+@pytest.mark.thorough
 def test_importing_is_cheap():
     program = (
         "import sys, threading, tensorspill.optimizer\n"

@@ -146,6 +146,7 @@ def test_arguments() -> None:
             Slab(1, alignment=alignment)
 
 
+@pytest.mark.thorough
 def test_import_starts_nothing() -> None:
     program = (
         # Some builds of torch import cuda-python themselves, without loading the driver.

@@ -36,7 +36,10 @@ def end(process, number):
     process.stdout.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+OTHERS = [pytest.param(n, marks=pytest.mark.thorough) for n in (signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, *OTHERS])
 def test_signals_leave_nothing(number, tmp_path):
     process, _ = start(tmp_path)
     end(process, number)

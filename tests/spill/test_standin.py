@@ -57,7 +57,7 @@ _VERIFIED = """
 """
 
 
-@pytest.mark.parametrize("backend", ["aio", "gds"])
+@pytest.mark.parametrize("backend", [pytest.param("aio", marks=pytest.mark.thorough), "gds"])
 def test_a_flipped_bit_is_found_and_named(backend, tmp_path):
     try:
         chosen = lane("cufile")

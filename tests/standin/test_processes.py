@@ -26,6 +26,7 @@ def check(ended: Ended) -> list[str]:
 
 
 @pytest.mark.parametrize("backend", ["aio", "gds"])
+@pytest.mark.thorough
 def test_a_driver_without_a_device(tmp_path, backend):
     script = """
         import sys, tensorspill, tensorspill.errors
@@ -38,10 +39,8 @@ def test_a_driver_without_a_device(tmp_path, backend):
     assert check(ended) == ["UnsupportedError"]
 
 
-@pytest.mark.parametrize(
-    "version",
-    ["11080", *(pytest.param(v, marks=pytest.mark.thorough) for v in ("12040", "13020"))],
-)
+@pytest.mark.parametrize("version", ["11080", "12040", "13020"])
+@pytest.mark.thorough
 def test_versions_of_the_driver(tmp_path, version):
     script = """
         import sys, tensorspill, tensorspill.errors
@@ -60,6 +59,7 @@ def test_versions_of_the_driver(tmp_path, version):
         assert outcome == ["100000"]
 
 
+@pytest.mark.thorough
 def test_contexts_only_on_the_device_in_use(tmp_path):
     script = """
         import sys, tensorspill, tensorspill.errors
@@ -76,6 +76,7 @@ def test_contexts_only_on_the_device_in_use(tmp_path):
     assert check(ended) == ["0", "1", "0", "0"]
 
 
+@pytest.mark.thorough
 def test_importing_starts_no_driver():
     script = """
         import sys, torch
@@ -115,6 +116,7 @@ def test_a_process_ends_with_everything_open(tmp_path, name):
     assert check(run(name, script, tmp_path)) == ["left"]
 
 
+@pytest.mark.thorough
 def test_memory_that_runs_out(tmp_path):
     script = """
         import sys, tensorspill, tensorspill.errors

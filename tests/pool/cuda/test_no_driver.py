@@ -67,6 +67,7 @@ def test_an_array_that_is_none():
         memory_of(object())
 
 
+@pytest.mark.thorough
 def test_imports_start_nothing():
     root = Path(tensorspill.__file__).parent
     modules = [

@@ -59,7 +59,8 @@ for kind, loaded, stored in triton_launch.KINDS.values():
 """
 
 
-@pytest.mark.parametrize("generation", [pytest.param(80, marks=pytest.mark.thorough), 90])
+@pytest.mark.parametrize("generation", [80, 90])
+@pytest.mark.thorough
 def test_compiled_for_a_gpu_it_moves_sixteen_bytes_at_a_time(generation, tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", _COMPILE, str(generation)],
@@ -92,6 +93,7 @@ def test_a_failure_of_triton_is_said_once_and_torch_goes_on(monkeypatch, caplog)
     assert not triton_launch.interpreted()
 
 
+@pytest.mark.thorough
 def test_importing_the_kernels_module_is_left_to_the_first_use():
     code = (
         "import sys\n"

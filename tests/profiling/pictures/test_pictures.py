@@ -487,6 +487,7 @@ def test_matplotlib_is_imported_late():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.thorough
 def test_without_matplotlib_it_is_said_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
