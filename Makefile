@@ -14,8 +14,8 @@ VENV ?= .venv
 PYTHON ?=
 ARGS ?=
 FOLDER ?= .
-# Processes that run tests. Many tests wait for drives and for children, so two cores carry four.
-JOBS ?= 4
+# Processes that run tests. Many tests wait for drives and for children, so two cores carry three.
+JOBS ?= 3
 BIN := $(VENV)/bin
 # Hundreds of processes import the same modules: whatever the environment says, compile them once.
 export PYTHONDONTWRITEBYTECODE :=

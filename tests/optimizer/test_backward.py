@@ -28,6 +28,7 @@ from tests.optimizer.helpers import (
 from tests.optimizer.test_offloaded import finish, models, offload_tightly, run
 from tests.residency.models import (
     KINDS,
+    SOME_KINDS,
     ReentrantlyCheckpointed,
     Reused,
     Tied,
@@ -135,7 +136,11 @@ def test_groups_with_settings_of_their_own_and_a_scheduler(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "gradients"),
-    [*((kind, "spilled") for kind in KINDS), (Tied, "memory"), (Reused, "memory")],
+    [
+        *(pytest.param(*kind.values, "spilled", marks=kind.marks) for kind in SOME_KINDS),
+        (Tied, "memory"),
+        (Reused, "memory"),
+    ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_every_kind_of_model(kind, gradients, tmp_path):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -221,6 +222,12 @@ KINDS = [
     Nested,
     Clamping,
     Convolving,
+]
+
+#: For what stands on residency; the others are tried by thorough runs.
+_DEFAULT = (Model, Tied, Reused, CheckpointedInside, Nested)
+SOME_KINDS = [
+    pytest.param(kind, marks=[pytest.mark.thorough] * (kind not in _DEFAULT)) for kind in KINDS
 ]
 
 
