@@ -6,8 +6,8 @@ Usage: ``python -m benchmarks.profiling --folder /mnt/nvme``. Three parts:
   against itself.
 - ``overhead``: CPU time of this process's threads that are none of the engine's, while 1 MiB blocks
   are moved and timed.
-- ``tune``: the choice of `tune` against the best of a full sweep over the same settings, measured
-  again in turn; several times over.
+- ``tune``: the choice of `tune`, several times over, against the best of one full sweep over the
+  same settings, both measured again in turn.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Sizes:
         self.tune_seconds = 4.0 if quick else 45.0
         self.runs = 1 if quick else 10
         self.again = 3 if quick else 9
-        self.sweep_rounds = 1 if quick else 3
+        self.sweep_rounds = 1 if quick else 9
         self.settings = 8 if quick else None
 
 
@@ -123,19 +123,19 @@ def measure_overhead(folder: Path, sizes: Sizes, say: Any) -> dict[str, Any]:
 
 
 def measure_tune(folder: Path, sizes: Sizes, say: Any) -> dict[str, Any]:
-    """Compare the choice of `tune` with the best of a full sweep, several times."""
+    """Compare the choice of `tune`, several times over, with the best of one full sweep."""
     chance = random.Random()
+    with Site(folder, sizes.tuned_file) as site:
+        grid = candidates(site.nbytes, len(os.sched_getaffinity(0)))
+        tried = grid if sizes.settings is None else chance.sample(grid, sizes.settings)
+        best = _sweep(site, tried, sizes, chance, say)
     runs = []
     for number in range(sizes.runs):
         with Site(folder, sizes.tuned_file) as site:
-            grid = candidates(site.nbytes, len(os.sched_getaffinity(0)))
-            tried = grid if sizes.settings is None else chance.sample(grid, sizes.settings)
             say(f"tune, run {number + 1}")
             begun = time.perf_counter()
             found = tune(site, Mix(), tried, sizes.tune_seconds)
             seconds = time.perf_counter() - begun
-            say(f"sweep, run {number + 1}")
-            best = _sweep(site, tried, sizes)
             runs.append(_again(site, found.choice, best, sizes, chance) | {"seconds": seconds})
     good = sum(run["met"] for run in runs)
     slowest = max(run["seconds"] for run in runs)
@@ -145,13 +145,20 @@ def measure_tune(folder: Path, sizes: Sizes, say: Any) -> dict[str, Any]:
     }
 
 
-def _sweep(site: Site, tried: Sequence[Candidate], sizes: Sizes) -> Candidate:
-    rates = {}
+def _sweep(
+    site: Site, tried: Sequence[Candidate], sizes: Sizes, chance: random.Random, say: Any
+) -> Candidate:
+    """Return the fastest, by its median rate over that of all in the same round."""
+    ratios: dict[Candidate, list[float]] = {candidate: [] for candidate in tried}
     with open_memory("cpu", "aligned", site.nbytes) as memory:
-        for candidate in tried:
-            rounds = [_rate(site, candidate, memory) for _ in range(sizes.sweep_rounds)]
-            rates[candidate] = statistics.median(rounds)
-    return max(rates, key=rates.__getitem__)
+        for number in range(sizes.sweep_rounds):
+            say(f"sweep, round {number + 1} of {sizes.sweep_rounds}")
+            order = chance.sample(tried, len(tried))
+            rates = {candidate: _rate(site, candidate, memory) for candidate in order}
+            middle = statistics.median(rates.values())
+            for candidate, rate in rates.items():
+                ratios[candidate].append(rate / middle)
+    return max(ratios, key=lambda candidate: statistics.median(ratios[candidate]))
 
 
 def _rate(site: Site, candidate: Candidate, memory: Memory) -> float:
