@@ -84,11 +84,15 @@ class ResidentMemory:
                 pinned = True
             self.store.collect()
             self._count(entries)
+            ahead = {entry for entry in entries if entry.state is State.COMING}
             self._bring(entries)
             self._arrange(upcoming)
             while awaited := self._first_awaited(entries, changing):
-                self._await(awaited)
-                self._bring(entries)  # once more, if a Ctrl-C has cancelled the transfer
+                again = awaited in ahead
+                ahead.difference_update(e for e in entries if e.transfer is awaited.transfer)
+                self._await(awaited, again)
+                # Once more, if a Ctrl-C has cancelled the transfer, or it failed ahead of its time.
+                self._bring(entries)
             self.pace.given = time.perf_counter()
         except BaseException:
             if pinned:
@@ -163,9 +167,10 @@ class ResidentMemory:
         elif any(e.state is State.COMING for e in entries):
             self.counts["awaited"] += 1
 
-    def _await(self, entry: Spilled) -> None:
+    def _await(self, entry: Spilled, again: bool = False) -> None:
+        """Wait for a transfer; that it failed is not raised if it is tried `again`."""
         error = self.store.outcome(entry)
-        if error is not None and not isinstance(error, CancelledError):
+        if error is not None and not again and not isinstance(error, CancelledError):
             raise error
 
     def _bring(self, entries: Sequence[Spilled]) -> None:
@@ -194,7 +199,7 @@ class ResidentMemory:
         """Let go even the part of `entries` that is here, where it splits the free space."""
         ours = [entry for entry in entries if entry.state is not State.AWAY and entry.pins == 1]
         for entry in ours:
-            self._await(entry)
+            self._await(entry, entry.state is State.COMING)
         self.store.write([entry for entry in ours if entry.dirty])
         for entry in ours:
             self._await(entry)
