@@ -78,7 +78,7 @@ def main(folder: str, handle: str, optimizer: str = "memory") -> None:
         ours.install(swapper=handle == "ours-swapper")
     import deepspeed
 
-    # One rank speaks to nobody; building this operator takes the compiler a minute and a half.
+    # One rank speaks to nobody; building this operator takes longer than the whole job.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if handle == "dropping":
         from deepspeed.ops.op_builder import AsyncIOBuilder
